@@ -31,7 +31,6 @@ from slipstream.server.engine.auth.authenticator import WEBSOCKET
 from slipstream.server.engine.core.session import Listener
 from slipstream.server.engine.engine import Engine, Settings
 from slipstream.server.engine.monitoring.health import Health
-from slipstream.server.engine.monitoring.system_services import SystemServices
 from slipstream.server.engine.ports import Store
 from slipstream.server.faults.api import PREFIX, FaultApi, FaultRunner
 from slipstream.server.faults.network import NetworkFaults
@@ -39,8 +38,7 @@ from slipstream.server.loop.clock import Clock, VirtualClock
 from slipstream.server.loop.committer import Worker
 from slipstream.server.loop.connection import Connection, ConnectionLimits
 from slipstream.server.loop.driver import Driver
-from slipstream.server.loop.monitoring import Monitor
-from slipstream.server.loop.process_report import ListenPorts, ServerReport
+from slipstream.server.loop.monitoring import ListenPorts, Monitor
 from slipstream.server.loop.tls import Tls
 from slipstream.server.loop.upstream import Upstreams, named
 from slipstream.server.loop.websocket import Origins, WebSocketConnection
@@ -114,7 +112,6 @@ class Server:
         self._stores: list[Store] = []
         self._thread: _Thread | None = None
         self._faults: FaultRunner | None = None
-        self._system: SystemServices | None = None
         self.loop: asyncio.AbstractEventLoop | None = None  # the loop it runs on
 
     def __repr__(self) -> str:
@@ -202,13 +199,10 @@ class Server:
         self._faults = FaultRunner(driver, network) if network is not None else None
         for account in engine.accounts:
             account.router.add(f"{PREFIX}>", FaultApi(driver, self._faults, account))
-        report = ServerReport(
-            engine, clock, options, lambda: ListenPorts(self.http_port, self.websocket_port), driver.pending
-        )
-        self._system = SystemServices(engine, report)
-        self._system.attach()
         if options.http_port is not None:
-            monitor = Monitor(engine, clock, report)
+            monitor = Monitor(
+                engine, clock, options, lambda: ListenPorts(self.http_port, self.websocket_port), driver.pending
+            )
             await self._open_monitor(loop, monitor, options.http_host or self.host, options.http_port)
         if options.websocket is not None:
             await self._open_websocket(loop, engine, options.websocket, limits)
@@ -282,8 +276,6 @@ class Server:
         if grace > duration:
             raise UsageError(f"grace must be between 0 and the duration ({duration:g} s), got {grace:g} s")
         self._close_sockets()
-        if self._system is not None:
-            self._system.events.ending("LAMEDUCK")
         await self._driver.lame_duck(grace=grace, duration=duration)
 
     async def stop(self) -> None:
@@ -293,8 +285,6 @@ class Server:
             await self._upstreams.stop()
         unfinished: set[int] = set()
         if self._driver is not None:
-            if self._system is not None:
-                self._system.events.ending("SHUTDOWN")
             await self._settle(self._driver)
             self._driver.close_all()
             await asyncio.sleep(0)
@@ -311,7 +301,7 @@ class Server:
                     "commit still running %g s after shutdown began; abandoning it (none of it was acknowledged)",
                     STOP_TIMEOUT,
                 )
-        self._driver = self._worker = self._faults = self._system = self._upstreams = self.loop = None
+        self._driver = self._worker = self._faults = self._upstreams = self.loop = None
         self._stores = []
 
     def _close_sockets(self) -> None:

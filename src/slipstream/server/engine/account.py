@@ -7,7 +7,7 @@ a slash).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import msgspec
@@ -20,6 +20,8 @@ from slipstream.server.engine.auth.users import DEFAULT_ACCOUNT
 from slipstream.server.engine.consumers.ack_router import FLOW_PATTERN, AckRouter
 from slipstream.server.engine.consumers.snapshot import imported
 from slipstream.server.engine.core.routing import AccountRouter, Subscriber
+from slipstream.server.engine.core.session import Session
+from slipstream.server.engine.jobs import AccountJobs
 from slipstream.server.engine.journal import Journal, Source
 from slipstream.server.engine.ports import StreamLog
 from slipstream.server.engine.reads.direct_get import PREFIX, QUEUE
@@ -63,8 +65,10 @@ class Account:
         remote_ingests: RemoteIngests,
         jetstream: bool | None,
         limits: AccountLimits = UNLIMITED,
+        resume: Callable[[Session], None],
     ) -> None:
-        """`jetstream` is False where only this account has none, None where no account of the server has it."""
+        """`jetstream` is False where only this account has none, None where no account of the server has it. `resume`
+        handles the input of a client that waited."""
         self.name = name
         self.limits = limits
         self.router = router
@@ -75,7 +79,8 @@ class Account:
         self._mirror_responders: dict[str, list[tuple[str, MirrorResponder]]] = {}
         self._shared = shared
         self.journals = shared.journals
-        self.timers, self.jobs, self.commit_waiters = shared.timers, shared.jobs, shared.commit_waiters
+        self.timers, self.commit_waiters = shared.timers, shared.commit_waiters
+        self.jobs = AccountJobs(shared.jobs, shared.load, name, resume)
         self.max_pending, self.max_payload = shared.max_pending, shared.max_payload
         self.leader_name, self.version, self.domain = shared.server_name, shared.version, shared.domain
         self.batch_usage, self.advisories = shared.batch_usage, shared.advisories

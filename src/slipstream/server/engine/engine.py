@@ -40,11 +40,12 @@ from slipstream.server.engine.auth.jwt import Verify
 from slipstream.server.engine.auth.permissions import quoted
 from slipstream.server.engine.auth.users import DEFAULT_ACCOUNT, at_most
 from slipstream.server.engine.consumers.ack_router import ACK_PREFIX
-from slipstream.server.engine.core.admission import Admission, SessionObserver
+from slipstream.server.engine.core.admission import Admission
 from slipstream.server.engine.core.info import info
 from slipstream.server.engine.core.output import Output
 from slipstream.server.engine.core.routing import INBOX, AccountRouter, Random, Subscriber
 from slipstream.server.engine.core.session import Listener, PeerAddress, Session, SessionState, subscription
+from slipstream.server.engine.jobs import RECEIVE_UNITS, Progress
 from slipstream.server.engine.journal import Answer, CommitBatch, Journal, ReplyPort
 from slipstream.server.engine.monitoring.health import Health, examine
 from slipstream.server.engine.ports import Store
@@ -112,6 +113,9 @@ class Engine:
             settings.host, settings.port, tls_required=settings.tls_required, tls_verify=settings.tls_verify
         )
         self.output = Output()  # shared with the routers
+        self.load = shared.load
+        self.held_back: set[int] = set()  # clients whose input waits; the driver reads nothing more from them
+        self.resumed: list[int] = []  # those that it may read from again; the driver takes them
         self._accounts = {name: self._make_account(shared, name, rng, now) for name in self._authenticator.accounts}
         self._default = self._accounts[DEFAULT_ACCOUNT]
         self.streams = self._default.streams
@@ -136,6 +140,7 @@ class Engine:
             remote_ingests=self.remote_ingests,
             jetstream=self.has_jetstream(name) if has_api else None,
             limits=self.settings.limits_of(name, self._authenticator.accounts[name].jetstream),
+            resume=self._resume,
         )
 
     # Accounts.
@@ -144,10 +149,6 @@ class Engine:
         """Whether an account may have streams."""
         limits = self._authenticator.accounts[account].jetstream
         return self.settings.jetstream and limits is not None and account != self.system_account
-
-    def has_account(self, name: str) -> bool:
-        """Whether there is such an account; the system account exists if it has users."""
-        return name in self._accounts
 
     def account(self, name: str = "") -> Account:
         """An account; without a name the default one."""
@@ -208,9 +209,10 @@ class Engine:
         session.close()
         session.out.clear()  # monitoring shows closed sessions for a while: without what they did not read
         session.stopped = router.now
+        self._admission.left(session)
+        self.held_back.discard(cid)
         self.totals.add(session)
         self.closed.append(session)
-        self._admission.left(session)
 
     def close(self, cid: int, text: str = "") -> None:
         """Send a client the reason, and have the driver close the connection."""
@@ -228,9 +230,18 @@ class Engine:
         session = self._sessions.get(cid)
         if session is None or session.closed:
             return
-        if session.pending is not None:  # until its secret is checked
+        if session.pending is not None or session.held_back:  # until its secret is checked, or until its turn comes
             session.held += events
             return
+        load = self.load
+        load.client, load.units = session, 0
+        try:
+            self._handle(session, events, now)
+        finally:
+            load.client = None
+
+    def _handle(self, session: Session, events: Iterable[Event], now: int) -> None:
+        load = self.load
         self._routers[session.account].now = session.active = now
         session.pings_out = 0
         remaining = iter(events)
@@ -260,6 +271,9 @@ class Engine:
                 ):
                     continue
                 self._publish(session, router, event)
+                if session.searches or load.units >= RECEIVE_UNITS:
+                    self._hold_back(session, remaining)
+                    break
             else:
                 self._control(session, router, event)
                 if type(event) is Connect:
@@ -271,7 +285,31 @@ class Engine:
                 break
         session.in_msgs += count
         session.in_bytes += size
-        router.origin = None
+
+    def _hold_back(self, session: Session, rest: Iterator[Event]) -> None:
+        """The rest of what a client sent waits: for the search that its last request began, or for its next turn."""
+        session.held += rest
+        if session.searches or session.held:
+            session.held_back = True
+            self.held_back.add(session.cid)
+            if not session.searches:
+                self._resume(session)
+
+    def _resume(self, session: Session) -> None:
+        """Handle what waits of a client's input, in its turn."""
+        if not session.closed:
+            self.jobs.go_on(HeldInput(self, session), session.account, session)
+
+    def handle_held(self, session: Session) -> None:
+        """Handle what waits of a client's input, or as much of it as its turn is for."""
+        if session.closed:
+            return
+        held, session.held = session.held, []
+        session.held_back = False
+        self.receive(session.cid, held, self._routers[session.account].now)
+        if not session.held_back:
+            self.held_back.discard(session.cid)
+            self.resumed.append(session.cid)
 
     def _authenticate(self, session: Session, events: Iterator[Event]) -> Iterator[Event]:
         """Handle the events of a client up to its authentication; what is left may be handled normally."""
@@ -292,7 +330,7 @@ class Engine:
         """The session's router, and its shortcuts if the session may use them: it must have nothing to check
         (permissions, sizes) and nothing to confirm (`+OK` of a verbose client)."""
         router = self._routers[session.account]
-        router.now, router.origin = now, session
+        router.now = now
         direct = session.is_unrestricted and not session.verbose
         return router, router.sole_streams if direct else _NO_SHORTCUTS
 
@@ -307,26 +345,6 @@ class Engine:
             if session.verbose and not session.closed:
                 self._routers[session.account].push(session, OK)
             self.receive(cid, held, now)
-
-    def observe(self, observer: SessionObserver) -> None:
-        """Report to `observer` whenever a client joins its account or leaves."""
-        self._admission.observer = observer
-
-    def kick(self, cid: int) -> bool:
-        """Disconnect a client at the request of an administrator; False if there is no such client."""
-        session = self._sessions.get(cid)
-        if session is None:
-            return False
-        self._routers[session.account].close(session, "")
-        session.reason = session.reason or "Kicked"
-        return True
-
-    def announce_end_to(self, cid: int) -> bool:
-        """Ask one client to connect elsewhere; False if there is no such client."""
-        session = self._sessions.get(cid)
-        if session is not None and session.protocol >= 1:
-            self._routers[session.account].push(session, self._info(session, lame_duck=True))
-        return session is not None
 
     def client_name(self, cid: int) -> str:
         """The name that a client gave in CONNECT."""
@@ -364,7 +382,7 @@ class Engine:
 
     def _set_time(self, now: int) -> None:
         for router in self._routers.values():
-            router.now, router.origin = now, None
+            router.now = now
 
     def next_deadline(self) -> int | None:
         """When `tick` must be called next."""
@@ -373,11 +391,13 @@ class Engine:
     def tick(self, now: int) -> None:
         """Run the timers that are due."""
         self._set_time(now)
+        self.load.units = 0
         self.timers.due(now)
 
     def step(self, now: int) -> bool:
         """Run a chunk of every job; True if there is more to do at once."""
         self._set_time(now)
+        self.load.units = 0
         return self.jobs.step()
 
     @property
@@ -391,6 +411,7 @@ class Engine:
         """A group is durable. Everything that follows a commit happens here, in this order; what happens before it is
         in `Journal.seal`. `docs/design/engine.md` has the same list."""
         self._set_time(now)
+        self.load.units = 0
         journal = batch.journal
         # 1. The readers' view moves: from here on the group is visible.
         answers = journal.finish(batch)
@@ -546,6 +567,19 @@ class Engine:
             self._valid_subjects.clear()
         self._valid_subjects.add(subject)
         return True
+
+
+class HeldInput:
+    """The input of a client that waits for its turn, as a job."""
+
+    def __init__(self, engine: Engine, session: Session) -> None:
+        self._engine, self._session = engine, session
+
+    def run(self) -> tuple[Progress, int]:
+        units = len(self._session.held) // 4
+        load = self._engine.load
+        self._engine.handle_held(self._session)
+        return Progress.DONE, units + load.units
 
 
 def _is_reserved(reply: str) -> bool:

@@ -14,8 +14,10 @@ one too, is dropped and both views are as of the last commit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from heapq import merge
+from itertools import islice
+from typing import NamedTuple, Protocol, TypeVar
 
 # The time to live of a message is in its header: stores keep an index of the moments, made of nothing else, so that
 # expired messages are found at the cost of the expired ones alone.
@@ -25,6 +27,7 @@ from slipstream.api.ttl import parse_ttl as parse_ttl
 from slipstream.api.ttl import time_to_live as time_to_live
 
 # Which filter covers which subject is part of the contract: a store takes the rule from here.
+from slipstream.wire import SubjectSet, is_valid_filter
 from slipstream.wire.subjects import has_wildcard as has_wildcard
 from slipstream.wire.subjects import matcher as matcher
 
@@ -62,6 +65,47 @@ class Changes(NamedTuple):
     added: list[tuple[int, str]]
     removed: list[tuple[int, str]]
     recount: bool  # there are more changes than listed: counters must start over
+
+
+FEW_PATTERNS = 8  # up to so many are tried one after the other
+SORT_RUN = 2048  # subjects that are sorted at once
+
+Result = TypeVar("Result")
+
+# A long read in slices: yields the units of work done since the last slice, and returns its result. A unit is about
+# 5 microseconds. Nothing but the walk itself knows how far it is; `close` ends it early.
+Walk = Generator[int, None, Result]
+
+
+class LogSnapshot(Protocol):
+    """The reader's view of a log at one moment, for walks over very many subjects or messages.
+
+    Every walk answers as of the moment at which the snapshot was made, whatever is committed between its slices. A
+    snapshot takes space until it is closed, and must be closed.
+    """
+
+    @property
+    def committed(self) -> LogState: ...
+
+    def get(self, seq: int) -> Record | None: ...
+
+    def last(self, pattern: str) -> Walk[int]:
+        """Sequence of the newest message that matches; 0 if there is none."""
+
+    def next(self, pattern: str, seq: int) -> Walk[Record | None]:
+        """The first message from `seq` on that matches."""
+
+    def multi_last(self, patterns: Sequence[str], *, up_to: int = 0, limit: int = 1024) -> Walk[list[int] | None]:
+        """As `StreamLog.multi_last`."""
+
+    def count(self, patterns: Sequence[str], seq: int) -> Walk[int]:
+        """How many messages from `seq` on match one of the filters (at least one filter)."""
+
+    def subjects(self, pattern: str) -> Walk[list[tuple[str, int]]]:
+        """Subjects that match the filter, sorted, each with its number of messages."""
+
+    def close(self) -> None:
+        """Free what the snapshot holds. Twice does no harm."""
 
 
 class StreamLog(Protocol):
@@ -132,6 +176,18 @@ class StreamLog(Protocol):
         not before the first, once payloads and headers exceed `max_bytes` (if not 0). A record that fails its
         checksum ends the answer before it; if it would be the first, CorruptRecordError is raised. Each call is a
         fresh look: no reader stays open between calls."""
+
+    def scan_some(self, pattern: str, seq: int, *, limit: int, max_bytes: int = 0) -> tuple[list[Record], int]:
+        """As `scan`, with a bound on the work: returns what was found, and the sequence to go on from. Before that one
+        nothing else matches; it is beyond the committed last sequence once all was looked at. Going on after a commit
+        is safe: a sequence that was passed never gets a message."""
+
+    def snapshot(self) -> LogSnapshot:
+        """The present state, for walks in slices. Its first walk must begin before the next commit."""
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether so many snapshots are open that there must not be another one."""
 
     def count(self, pattern: str, seq: int) -> int:
         """How many messages from `seq` on match the filter."""
@@ -212,6 +268,38 @@ class Store(Protocol):
     def abandon(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+def matches_any(patterns: Iterable[str]) -> Callable[[str], bool]:
+    """A predicate for the subjects that one of the filters covers; an empty filter covers all."""
+    chosen = list(dict.fromkeys(pattern or ">" for pattern in patterns))
+    if len(chosen) == 1:
+        return matcher(chosen[0])
+    if ">" in chosen:
+        return matcher(">")
+    if len(chosen) > FEW_PATTERNS and all(is_valid_filter(pattern) for pattern in chosen):
+        return SubjectSet(chosen).matches
+    literals = frozenset(pattern for pattern in chosen if not has_wildcard(pattern))
+    fits = [matcher(pattern) for pattern in chosen if pattern not in literals]
+    if not fits:
+        return literals.__contains__
+    return lambda subject: subject in literals or any(one(subject) for one in fits)
+
+
+def sorted_walk(items: list[tuple[str, int]]) -> Walk[list[tuple[str, int]]]:
+    """Sort very many in slices: runs first, which are then merged."""
+    if len(items) <= SORT_RUN:
+        return sorted(items)
+    runs = []
+    for at in range(0, len(items), SORT_RUN):
+        runs.append(sorted(items[at : at + SORT_RUN]))
+        yield SORT_RUN // 8
+    merged = merge(*runs)
+    result: list[tuple[str, int]] = []
+    while part := list(islice(merged, SORT_RUN)):
+        result += part
+        yield SORT_RUN // 4
+    return result
 
 
 def record_size(subject: str, header: bytes, payload: bytes) -> int:

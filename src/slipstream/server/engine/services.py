@@ -6,8 +6,6 @@ parts of it, made once by the engine: timers, jobs, and the reads and mirrors th
 
 from __future__ import annotations
 
-import enum
-from collections import deque
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -15,60 +13,12 @@ from typing import Any, Protocol
 from slipstream.server.engine.api.advisories import Advisories
 from slipstream.server.engine.auth.account_limits import AccountLimits
 from slipstream.server.engine.core.routing import AccountRouter
+from slipstream.server.engine.jobs import AccountJobs, Jobs, Load
 from slipstream.server.engine.journal import Journal
 from slipstream.server.engine.streams.atomic_batches import BatchUsage
 from slipstream.server.engine.timers import Timers
 
-MAX_JOBS = 10_000
 MAX_WAITING = 10_000  # requests
-STEP_MESSAGES = 1024  # sent per turn by all jobs together
-
-
-class Progress(enum.Enum):
-    """The state of a job after a chunk."""
-
-    DONE = "done"
-    MORE = "more"
-    BLOCKED = "blocked"  # its receiver does not keep up: try again in a later turn
-
-
-class Job(Protocol):
-    """Work that is done in chunks, so that other work gets its turn in between."""
-
-    def run(self) -> tuple[Progress, int]:
-        """Do one chunk; the progress, and the number of messages sent."""
-
-
-class Jobs:
-    """All jobs of the server, run round robin."""
-
-    def __init__(self) -> None:
-        self._jobs: deque[Job] = deque()
-        self.has_new = False  # a job was started since the last step
-
-    def start(self, job: Job) -> bool:
-        """Add a job; False if there are too many."""
-        if len(self._jobs) >= MAX_JOBS:
-            return False
-        self._jobs.append(job)
-        self.has_new = True
-        return True
-
-    def step(self) -> bool:
-        """Run a chunk of every job; True if there is more to do at once."""
-        self.has_new = False
-        jobs = self._jobs
-        budget, more = STEP_MESSAGES, False
-        for _ in range(len(jobs)):
-            if budget <= 0:
-                return True
-            job = jobs.popleft()
-            progress, sent = job.run()
-            budget -= sent
-            if progress is not Progress.DONE:
-                jobs.append(job)
-                more = more or progress is Progress.MORE
-        return more
 
 
 class Waiter(Hashable, Protocol):
@@ -155,6 +105,7 @@ class SharedServices:
     batch_usage: BatchUsage
     timers: Timers = field(default_factory=Timers)
     jobs: Jobs = field(default_factory=Jobs)
+    load: Load = field(default_factory=Load)
     commit_waiters: CommitWaiters = field(default_factory=CommitWaiters)
 
     @property
@@ -169,7 +120,7 @@ class Services(Protocol):
     name: str
     router: AccountRouter
     timers: Timers
-    jobs: Jobs
+    jobs: AccountJobs
     commit_waiters: CommitWaiters
     limits: AccountLimits
     max_pending: int  # bytes that may be unsent to a client

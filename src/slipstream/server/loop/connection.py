@@ -92,6 +92,7 @@ class Connection(asyncio.Protocol):
         self._is_authenticating = False
         self._waits_for_slot = False
         self.unsent = self.held = 0  # bytes, as `memory.PendingBytes` counts them
+        self._is_held_back = False
         self._stuck_bytes = 0  # unsent when the write deadline was set
         self._deadline: asyncio.TimerHandle | None = None
         self._backlog = b""  # bytes that were read and wait for their turn
@@ -207,7 +208,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def _may_read(self) -> bool:
-        return not (self._is_paused or self._is_authenticating or self._waits_for_slot)
+        return not (self._is_paused or self._is_authenticating or self._is_held_back or self._waits_for_slot)
 
     @property
     def incomplete(self) -> int:
@@ -242,6 +243,16 @@ class Connection(asyncio.Protocol):
     def authenticating(self, yes: bool) -> None:
         """Read nothing more until it is known who this is (or go on)."""
         self._is_authenticating = yes
+        if yes:
+            self._set_reading(False)
+        else:
+            self._go_on()
+
+    def hold_back(self, yes: bool) -> None:
+        """Read nothing more until the engine has handled what was read (or go on)."""
+        if self._is_held_back == yes:
+            return
+        self._is_held_back = yes
         if yes:
             self._set_reading(False)
         else:

@@ -178,6 +178,8 @@ class Driver:
         while self.engine.checks:
             connection.authenticating(True)
             self.spawn(self._check_secret(connection, self.engine.checks.pop()))
+        if self.engine.held_back and connection.cid in self.engine.held_back:
+            connection.hold_back(True)
         after = sum(map(_pending, self._stores))
         if after > before:
             self._group_bytes += size
@@ -305,6 +307,10 @@ class Driver:
                 self.engine.tick(now)
             if self.engine.step(now):
                 self.wake()
+            while self.engine.resumed:
+                waiting = self._connections.get(self.engine.resumed.pop())
+                if waiting is not None:
+                    waiting.hold_back(False)
             for committer in self.committers:
                 committer.turn()
         except Exception:  # the timer or job that failed is gone; everything else goes on
@@ -377,6 +383,7 @@ class Driver:
             while (
                 self._is_scheduled
                 or self.engine.has_new_jobs
+                or self.engine.held_back
                 or any(committer.journal.unfinished for committer in self.committers)
             ):
                 await asyncio.sleep(0 if self._is_scheduled else 0.0005)

@@ -359,7 +359,7 @@ def test_a_batch_ends_when_its_reader_unsubscribes() -> None:
 
 
 def test_too_many_batches_at_once_are_refused(monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
-    monkeypatch.setattr("slipstream.server.engine.services.MAX_JOBS", 1)
+    monkeypatch.setattr("slipstream.server.engine.jobs.MAX_JOBS", 1)
     assert client.ask("$JS.API.DIRECT.GET.S", {"seq": 1, "batch": 2}, settle=False) == []
     client.ask("$JS.API.DIRECT.GET.S", {"seq": 1, "batch": 2}, settle=False)
     client.ask("$JS.API.DIRECT.GET.S", {"multi_last": ["s.*"]}, settle=False)

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from slipstream.errors import StoreError
 from slipstream.server.engine.consumers.advisories import ConsumerAdvisories
 from slipstream.server.engine.consumers.timing import MILLISECOND
+from slipstream.server.engine.jobs import Progress
 from slipstream.server.engine.ports import Record
-from slipstream.server.engine.services import Progress, Services
+from slipstream.server.engine.services import Services
 from slipstream.server.engine.timers import Timer
 
 RETRY = 10 * MILLISECOND  # when the engine has too many jobs

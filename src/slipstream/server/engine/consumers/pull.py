@@ -34,8 +34,9 @@ from slipstream.server.engine.consumers.requests import (
     refusal,
 )
 from slipstream.server.engine.consumers.timing import MILLISECOND, EarliestTimer, IdleTimer
+from slipstream.server.engine.jobs import Progress
 from slipstream.server.engine.ports import Record
-from slipstream.server.engine.services import Progress, Services
+from slipstream.server.engine.services import Services
 from slipstream.server.engine.timers import Timer
 from slipstream.wire.headers import status_block
 

@@ -22,8 +22,9 @@ from slipstream.server.engine.consumers.parent import ParentStream
 from slipstream.server.engine.consumers.requests import PUSH_BASED
 from slipstream.server.engine.consumers.timing import IdleTimer
 from slipstream.server.engine.core.session import ClientSub
+from slipstream.server.engine.jobs import Progress
 from slipstream.server.engine.ports import Record
-from slipstream.server.engine.services import Progress, Services
+from slipstream.server.engine.services import Services
 from slipstream.server.engine.timers import Timer
 from slipstream.wire.headers import status_block
 

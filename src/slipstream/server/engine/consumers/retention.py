@@ -15,8 +15,9 @@ from slipstream.server.engine.consumers.cursor import Cursor
 from slipstream.server.engine.consumers.deliver_policy import exists
 from slipstream.server.engine.consumers.parent import ParentStream
 from slipstream.server.engine.consumers.persistence import LazyCommit
+from slipstream.server.engine.jobs import Progress
 from slipstream.server.engine.ports import Changes
-from slipstream.server.engine.services import Progress, Services
+from slipstream.server.engine.services import Services
 
 PIECE = 1024
 

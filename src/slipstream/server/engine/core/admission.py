@@ -7,7 +7,6 @@ driver, away from the loop: until `checked` is called, `Session.pending` is set 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 from slipstream.server.engine.auth.authenticator import Authenticator, Credentials, Hashed, Identity, Refused
 from slipstream.server.engine.auth.permissions import Grant
@@ -17,16 +16,6 @@ from slipstream.server.engine.settings import Check, Settings
 from slipstream.server.engine.timers import Timers
 from slipstream.wire import ConnectOptions
 from slipstream.wire.encode import PING
-
-
-class SessionObserver(Protocol):
-    """A part of the server that reports on clients: the events of the system account."""
-
-    def joined(self, session: Session) -> None:
-        """A client was authenticated and belongs to its account now."""
-
-    def left(self, session: Session) -> None:
-        """A client disconnected, or was refused."""
 
 
 class Admission:
@@ -39,7 +28,6 @@ class Admission:
         self._settings, self._authenticator, self._routers, self._timers = settings, authenticator, routers, timers
         self.checks: list[Check] = []  # secrets to be compared with hashes, by the driver
         self._connections: dict[str, int] = {}  # by account
-        self.observer: SessionObserver | None = None
 
     def begin(self, session: Session, now: int) -> None:
         """A client was greeted."""
@@ -54,13 +42,10 @@ class Admission:
         """A client disconnected."""
         if session.identity is not None:
             self._connections[session.account] -= 1
-        if self.observer is not None:
-            self.observer.left(session)
 
     def connect(self, session: Session, options: ConnectOptions) -> None:
         """Judge a CONNECT: the session is ready, closed, or pending until its secret is checked."""
         listener, now = session.listener, self._routers[session.account].now
-        session.describe(options)
         verdict = self._authenticator.admit(
             Credentials(
                 options, session.nonce, session.peer.host, listener.connection_type, session.certificate,
@@ -129,14 +114,11 @@ class Admission:
         self._routers[session.account].now = now
         session.grant = Grant(identity.rules) if identity.rules is not None else None
         session.max_subs, session.max_payload = identity.max_subscriptions, identity.max_payload
-        session.user = session.user or identity.shown_name
         if identity.expires:
             whose = "Account" if identity.expires == self._authenticator.expiry_of(identity.account) else "User"
             session.expiry = self._timers.at(
                 identity.expires, lambda _: self._close(session, f"{whose} Authentication Expired")
             )
-        if self.observer is not None:
-            self.observer.joined(session)
         return True
 
     def _keep_alive(self, session: Session, now: int) -> None:

@@ -60,10 +60,10 @@ class Session:
 
     __slots__ = (
         "account", "active", "certificate", "cid", "closed", "congested", "echo", "expiry", "grant", "headers", "held",
-        "identity", "in_bytes", "in_msgs", "info_sent", "lang", "listener", "max_payload", "max_subs", "name",
-        "no_responders", "nonce", "out", "out_bytes", "out_capacity", "out_reserve", "past_msgs", "pedantic", "peer",
-        "pending", "pinged", "pings_out", "protocol", "reason", "rtt", "started", "state", "stopped", "subs", "timer",
-        "tls", "user", "verbose", "version",
+        "held_back", "identity", "in_bytes", "in_msgs", "info_sent", "lang", "listener", "max_payload", "max_subs",
+        "name", "no_responders", "nonce", "out", "out_bytes", "out_capacity", "out_reserve", "past_msgs", "pedantic",
+        "peer", "pending", "pinged", "pings_out", "protocol", "reason", "rtt", "searches", "started", "state",
+        "stopped", "subs", "timer", "tls", "verbose", "version",
     )  # fmt: skip
 
     def __init__(
@@ -103,19 +103,15 @@ class Session:
         self.tls = ("", "")  # version and cipher
         self.pending: tuple[ConnectOptions, Identity | None] | None = None  # its secret is being checked elsewhere
         self.held: list[Event] = []  # what it sent in the meantime
+        self.held_back = False  # what it sends waits for its turn, in `held`: see `engine.jobs`
+        self.searches = 0  # of its requests, those that are on their way and that its input waits for
         self.info_sent = False  # the INFO that names its account
         self.reason = ""  # why it was closed
         # Statistics.
         self.name = self.lang = self.version = ""
-        self.user = ""  # the name that it authenticated with, or tried to; a token is not shown
         self.in_msgs = self.in_bytes = self.out_bytes = 0
         self.past_msgs = 0  # delivered to subscriptions that have ended
         self.pinged = self.rtt = 0  # ns
-
-    def describe(self, options: ConnectOptions) -> None:
-        """Keep what the client says about itself, for monitoring, whether or not it is accepted."""
-        self.name, self.lang, self.version = options.name, options.lang, options.version
-        self.user = options.nkey or options.user or ("[REDACTED]" if options.auth_token else "")
 
     def introduce(self, options: ConnectOptions) -> None:
         """The client's CONNECT was accepted."""
@@ -123,6 +119,7 @@ class Session:
         self.verbose, self.pedantic, self.echo = options.verbose, options.pedantic, options.echo
         self.headers = options.headers
         self.protocol = options.protocol
+        self.name, self.lang, self.version = options.name, options.lang, options.version
         self.no_responders = options.no_responders and options.headers
 
     def close(self, text: str = "") -> None:

@@ -7,16 +7,19 @@ this peer has not reached waits for a moment before it is rejected (read-after-w
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 
 from slipstream.api import GetRequest, decode_get_request, format_time, names, parse_time
-from slipstream.errors import CorruptRecordError
-from slipstream.server.engine.ports import Record
+from slipstream.errors import CorruptRecordError, StoreError
+from slipstream.server.engine.core.session import Session
+from slipstream.server.engine.jobs import RECEIVE_UNITS, SLICE_UNITS, Load, Progress
+from slipstream.server.engine.ports import LogSnapshot, Record, Walk, has_wildcard
 from slipstream.server.engine.reads.frozen_log import LogView
-from slipstream.server.engine.services import Progress, Services
+from slipstream.server.engine.services import Services
 from slipstream.server.engine.timers import Timer
 from slipstream.wire import hmsg, msg
 from slipstream.wire.headers import status_block
@@ -30,6 +33,10 @@ MAX_MULTI = 1024
 MAX_SEQ = 2**64 - 1  # of the protocol: what is beyond is no number there
 CHUNK = 512
 CHUNK_BYTES = 256 * 1024
+FEW_MESSAGES = 512  # of a stream that is searched in one piece
+FEW_SUBJECTS = 256  # the same for the last message of a filter
+
+T = TypeVar("T")
 
 NOT_FOUND = status_block(404, "Message Not Found")
 NO_RESULTS = status_block(404, "No Results")
@@ -50,6 +57,7 @@ class WaitingRead(NamedTuple):
     reject: Callable[[], object]
     when: int
     timer: Timer
+    owner: Session | None  # who asked
 
 
 class ReplicaPeer:
@@ -69,7 +77,9 @@ class ReplicaPeer:
         self.is_true_copy = False  # it may speak for its upstream
         self._services = services
         self._cut = len(PREFIX) + len(name)
+        self._load = services.jobs.load
         self._waiting: list[WaitingRead] = []
+        self._is_stopped = False  # the stream was deleted
         self.lines = f"Nats-Stream: {name}\r\nNats-Subject: "
 
     def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:  # noqa: ARG002
@@ -109,12 +119,13 @@ class ReplicaPeer:
         return stamp(self.peer, self.as_of(), self.created) if request.as_of else ""
 
     def answer(self, request: GetRequest, reply: str, stamp: str) -> None:
+        """Answer from the present state, at once or (a search that takes long) as of now."""
         if request.multi_last:
             self._answer_multi(request, reply, stamp)
         elif request.batch:
-            if not self._services.jobs.start(DirectBatch(self._services, self, request, reply, stamp)):
-                self._services.router.send(reply, TOO_BUSY, b"")
-        else:
+            self._start(DirectBatch(self._services, self, request, reply, stamp), reply)
+        elif is_quick(request):  # not by `look_up`, which costs a microsecond more
+            self._load.units += 1
             try:
                 record = find(self.log, request)
             except CorruptRecordError:
@@ -124,25 +135,83 @@ class ReplicaPeer:
                 self._services.router.send(reply, stamped(NOT_FOUND, stamp), b"")
             else:
                 self._services.router.send(reply, b"" if request.no_hdr else self.block(record, stamp), record.payload)
+        else:
+            router = self._services.router
+
+            def found(record: Record | None) -> None:
+                if record is None:
+                    router.send(reply, stamped(NOT_FOUND, stamp), b"")
+                else:
+                    router.send(reply, b"" if request.no_hdr else self.block(record, stamp), record.payload)
+
+            def failed(_: StoreError) -> None:
+                router.send(reply, CORRUPT, b"")
+
+            if not self.look_up(request, found, failed):
+                router.send(reply, TOO_BUSY, b"")
+
+    def look_up(
+        self, request: GetRequest, found: Callable[[Record | None], None], failed: Callable[[StoreError], None]
+    ) -> bool:
+        """Find the message that a request for one asks for, as of now: at once where that takes no search. False: there
+        are too many searches."""
+        log, jobs = self.log, self._services.jobs
+        jobs.load.units += 16
+        few = FEW_SUBJECTS if request.last_by_subj else 0
+        if is_quick(request) or log.committed.subjects <= few or log.committed.messages <= FEW_MESSAGES:
+            try:
+                record = find(log, request)
+            except CorruptRecordError as exc:
+                failed(exc)
+            else:
+                found(record)
+            return True
+        if log.is_crowded:
+            return False
+        pattern = request.last_by_subj or request.next_by_subj
+        snapshot = log.snapshot()
+        seq = 0 if request.last_by_subj else start_of(log, request)
+        walk = last_walk(snapshot, pattern) if request.last_by_subj else snapshot.next(pattern, seq)
+        return jobs.search(closing(snapshot, walk), found, failed)
 
     def _answer_multi(self, request: GetRequest, reply: str, stamp: str) -> None:
-        log = self.log
+        log, router = self.log, self._services.router
         up_to = request.up_to_seq
         if request.up_to_time is not None:
             up_to = log.time_to_seq(parse_time(request.up_to_time)) - 1
             if up_to < log.committed.first_seq:
-                self._services.router.send(reply, stamped(NO_RESULTS, stamp), b"")
+                router.send(reply, stamped(NO_RESULTS, stamp), b"")
                 return
         bound = up_to
         up_to = up_to or log.committed.last_seq
         patterns = [pattern for pattern in request.multi_last if pattern]  # an empty one matches nothing here
-        found = log.multi_last(patterns, up_to=up_to, limit=MAX_MULTI) if up_to and patterns else []
-        if not found:
-            self._services.router.send(reply, TOO_MANY if found is None else stamped(NO_RESULTS, stamp), b"")
-            return
-        seqs = [seq for seq in found if seq >= request.seq]
-        batch = DirectBatch(self._services, self, request, reply, stamp, seqs=seqs, up_to=up_to, bound=bound)
-        if not self._services.jobs.start(batch):
+
+        def found(seqs: list[int] | None) -> None:
+            if not seqs:
+                router.send(reply, TOO_MANY if seqs is None else stamped(NO_RESULTS, stamp), b"")
+                return
+            seqs = [seq for seq in seqs if seq >= request.seq]
+            batch = DirectBatch(self._services, self, request, reply, stamp, seqs=seqs, up_to=up_to, bound=bound)
+            self._start(batch, reply)
+
+        if not up_to or not patterns:
+            found([])
+        elif log.is_crowded:
+            router.send(reply, TOO_BUSY, b"")
+        else:
+            snapshot = log.snapshot()
+            walk = snapshot.multi_last(patterns, up_to=up_to, limit=MAX_MULTI)
+
+            def failed(_: StoreError) -> None:
+                router.send(reply, CORRUPT, b"")
+
+            if not self._services.jobs.search(closing(snapshot, walk), found, failed):
+                router.send(reply, TOO_BUSY, b"")
+
+    def _start(self, batch: DirectBatch, reply: str) -> None:
+        jobs = self._services.jobs
+        jobs.load.units += 4
+        if not jobs.start(batch, jobs.load.asker):
             self._services.router.send(reply, TOO_BUSY, b"")
 
     def block(self, record: Record, extra: str) -> bytes:
@@ -161,9 +230,17 @@ class ReplicaPeer:
         if not self._services.commit_waiters.wait(self, 1):
             reject()
             return
-        self._enter(seq, ready, reject, now + REJECT_DELAY + (DEPOSED_DELAY if self.deposed else 0))
+        owner = self._services.jobs.load.asker
+        self._enter(seq, ready, reject, now + REJECT_DELAY + (DEPOSED_DELAY if self.deposed else 0), owner)
 
-    def _enter(self, seq: int, ready: Callable[[ReplicaPeer], None], reject: Callable[[], object], when: int) -> None:
+    def _enter(
+        self,
+        seq: int,
+        ready: Callable[[ReplicaPeer], None],
+        reject: Callable[[], object],
+        when: int,
+        owner: Session | None,
+    ) -> None:
         waiting: WaitingRead
 
         def give_up(_: int) -> None:
@@ -171,11 +248,11 @@ class ReplicaPeer:
             self._services.commit_waiters.wait(self, -1)
             reject()
 
-        waiting = WaitingRead(seq, ready, reject, when, self._services.timers.at(when, give_up))
+        waiting = WaitingRead(seq, ready, reject, when, self._services.timers.at(when, give_up), owner)
         self._waiting.append(waiting)
 
     def release(self) -> None:
-        """Answer the waiting requests whose sequence was reached."""
+        """Answer the waiting requests whose sequence was reached: some at once, very many in their clients' turns."""
         if not self._waiting:
             return
         last = self.as_of()
@@ -185,13 +262,41 @@ class ReplicaPeer:
             self._services.commit_waiters.wait(self, -len(reached_now))
             for waiting in reached_now:
                 waiting.timer.cancel()
-                waiting.ready(self)
+            self._answer_released(reached_now)
+
+    def _answer_released(self, reads: list[WaitingRead]) -> None:
+        jobs = self._services.jobs
+        by_owner: dict[Session | None, deque[WaitingRead]] = {}
+        for waiting in reads:
+            if jobs.load.units < RECEIVE_UNITS and waiting.owner not in by_owner:
+                self.answer_released(waiting)
+            else:
+                by_owner.setdefault(waiting.owner, deque()).append(waiting)
+        for owner, queue in by_owner.items():
+            jobs.go_on(ReleasedReads(self, jobs.load, queue), owner if owner is not None else self)
+
+    def answer_released(self, waiting: WaitingRead) -> None:
+        """Answer a request whose sequence was reached. By the time of its turn a mirror may have a gap: then it waits
+        again."""
+        if waiting.seq > self.as_of():
+            if self._is_stopped or not self._services.commit_waiters.wait(self, 1):
+                waiting.reject()
+            else:
+                self._enter(waiting.seq, waiting.ready, waiting.reject, waiting.when, waiting.owner)
+            return
+        load = self._services.jobs.load
+        load.units += 1
+        load.owner = waiting.owner
+        try:
+            waiting.ready(self)
+        finally:
+            load.owner = None
 
     def inherit(self, other: ReplicaPeer) -> None:
         """Take over the waiting requests of another peer, with their deadlines."""
         for request in other.stop():
             self._services.commit_waiters.wait(self, 1)
-            self._enter(request.seq, request.ready, request.reject, request.when)
+            self._enter(request.seq, request.ready, request.reject, request.when, request.owner)
         self.release()
 
     def stop(self) -> list[WaitingRead]:
@@ -201,6 +306,26 @@ class ReplicaPeer:
             request.timer.cancel()
         self._services.commit_waiters.wait(self, -len(waiting))
         return waiting
+
+    def end(self) -> None:
+        """The stream was deleted: what it never reached is rejected."""
+        self._is_stopped = True
+        for waiting in self.stop():
+            waiting.reject()
+
+
+class ReleasedReads:
+    """Requests of one client whose sequence was reached, very many at once, as a job."""
+
+    def __init__(self, peer: ReplicaPeer, load: Load, reads: deque[WaitingRead]) -> None:
+        self._peer, self._load, self._reads = peer, load, reads
+
+    def run(self) -> tuple[Progress, int]:
+        before = self._load.units
+        while self._reads and self._load.units - before < SLICE_UNITS:
+            self._peer.answer_released(self._reads.popleft())
+            self._load.units += 1
+        return Progress.MORE if self._reads else Progress.DONE, self._load.units - before
 
 
 class DirectBatch:
@@ -236,9 +361,37 @@ class DirectBatch:
         self._last = 0
         self._pending = -1  # counted with the first chunk
         self._counted = 0  # the last sequence when that was
+        self._search: Walk[None] | None = None  # a count or a second look, on its way
+        self._is_over = False  # all messages were sent, but the number of those left is being counted
 
     def run(self) -> tuple[Progress, int]:
-        """Send one chunk."""
+        """Send one chunk, or do a slice of what must be known for the next one."""
+        try:
+            progress, units = self._run() if self._search is None else self._look()
+        except StoreError:
+            self._services.router.send(self._reply, CORRUPT, b"")
+            progress, units = Progress.DONE, 1
+        if progress is Progress.DONE and self._search is not None:
+            self._search.close()
+        return progress, units
+
+    def _look(self) -> tuple[Progress, int]:
+        assert self._search is not None
+        if not self._services.router.interest(self._reply)[0]:
+            return Progress.DONE, 0
+        return Progress.MORE, self._advance()
+
+    def _advance(self) -> int:
+        """A slice of the search; the units of work."""
+        units = 0
+        try:
+            while self._search is not None and units < SLICE_UNITS:
+                units += next(self._search)
+        except StopIteration:
+            self._search = None
+        return units
+
+    def _run(self) -> tuple[Progress, int]:
         sub = self._services.router.sole_client(self._reply)
         there, congested = (
             (True, sub.session.congested) if sub is not None else self._services.router.interest(self._reply)
@@ -247,14 +400,17 @@ class DirectBatch:
             return Progress.DONE, 0  # the reader went away
         if congested:
             return Progress.BLOCKED, 0
+        if self._is_over:
+            self._services.router.send(self._reply, self._end(), b"")
+            return Progress.DONE, 1
         if self._pending < 0:  # counting is not free: once, and with the first chunk, not while requests queue up
-            self._counted = self._log.committed.last_seq
-            self._pending = self._log.count(self._pattern, self._seq) if self._seqs is None else len(self._seqs)
-        try:
-            records = self._take() if self._left > 0 else []
-        except CorruptRecordError:
-            self._services.router.send(self._reply, CORRUPT, b"")
-            return Progress.DONE, 0
+            if self._seqs is not None:
+                self._pending = len(self._seqs)
+            elif not self._count():
+                return Progress.MORE, SLICE_UNITS // 4
+        records = self._take() if self._left > 0 else []
+        if not records and (self._search is not None or self._has_more()):
+            return Progress.MORE, SLICE_UNITS
         if not records and not self._last and self._left > 0 and self._seqs is None:
             self._services.router.send(self._reply, stamped(NOT_FOUND, self._stamp), b"")
             return Progress.DONE, 0
@@ -264,15 +420,45 @@ class DirectBatch:
         else:
             count = self._send(records)
         over = not records or self._left <= 0 or self._bytes <= 0
+        ends = over and not self._must_recount()
         if sub is not None:
-            if over:
+            if ends:
                 frames.append(hmsg(self._reply.encode(), sub.sid, self._end(), b""))
             data = b"".join(frames)
-            sub.delivered += count + over
+            sub.delivered += count + ends
             self._services.router.push(sub.session, data, len(data))
-        elif over:
+        elif ends:
             self._services.router.send(self._reply, self._end(), b"")
-        return (Progress.DONE if over else Progress.MORE), count
+        if over and not ends:
+            self._is_over = True
+            self._count()
+        return (Progress.DONE if ends else Progress.MORE), count
+
+    def _has_more(self) -> bool:
+        """Whether a scan stopped before the end, without having found anything."""
+        return self._seqs is None and self._left > 0 and self._seq <= self._log.committed.last_seq
+
+    def _must_recount(self) -> bool:
+        return self._seqs is None and self._log.committed.last_seq != self._counted
+
+    def _count(self) -> bool:
+        """Count what is left, as of now; False if that takes a search."""
+        log = self._log
+        self._counted = log.committed.last_seq
+        if is_everything(self._pattern) or log.committed.messages <= FEW_MESSAGES:
+            self._pending = log.count(self._pattern, self._seq)
+            return True
+        if log.is_crowded:
+            self._counted = -1
+            return False
+        snapshot = log.snapshot()
+
+        def count() -> Walk[None]:
+            self._pending = yield from snapshot.count((self._pattern,), self._seq)
+
+        self._search = closing(snapshot, count())
+        self._advance()
+        return self._search is None
 
     def _take(self) -> list[Record]:
         """The messages of the next chunk. A damaged message after good ones is reported by the next chunk."""
@@ -280,12 +466,17 @@ class DirectBatch:
         if self._seqs is None:
             while True:
                 try:
-                    return self._log.scan(self._pattern, self._seq, limit=limit, max_bytes=self._chunk_bytes)
+                    records, at = self._log.scan_some(
+                        self._pattern, self._seq, limit=limit, max_bytes=self._chunk_bytes
+                    )
+                    if not records:
+                        self._seq = at
+                    return records
                 except CorruptRecordError:
                     if limit == 1:
                         raise
                     limit //= 2
-        records: list[Record] = []
+        records = []
         size = 0
         while self._at < len(self._seqs) and len(records) < limit and size < self._chunk_bytes:
             record = self._log.get(self._seqs[self._at])
@@ -305,12 +496,18 @@ class DirectBatch:
         """Add the newest messages of the subjects whose newest one was removed meanwhile."""
         assert self._seqs is not None
         self._has_lost = False
-        newest = self._log.multi_last(self._patterns, up_to=self._bound, limit=MAX_MULTI)
-        for seq in newest or ():
-            record = self._log.get(seq)
-            if record is not None and record.subject not in self._subjects:
-                self._seqs.append(seq)
-                self._pending += 1
+        seqs, snapshot = self._seqs, self._log.snapshot()
+
+        def look() -> Walk[None]:
+            newest = yield from snapshot.multi_last(self._patterns, up_to=self._bound, limit=MAX_MULTI)
+            for seq in newest or ():
+                record = self._log.get(seq)
+                if record is not None and record.subject not in self._subjects:
+                    seqs.append(seq)
+                    self._pending += 1
+
+        self._search = closing(snapshot, look())
+        self._advance()
 
     def _encode(self, records: list[Record], sid: bytes) -> tuple[list[bytes], int]:
         """A chunk as frames for one subscription, and how many messages `max_bytes` allowed. Hot: 0.6 µs a message."""
@@ -376,8 +573,6 @@ class DirectBatch:
         """The end of the batch: how many are left. nats-server says so in `Nats-Num-Pending`, the specification in
         `Nats-Pending-Messages`: both are there."""
         pending = self._pending
-        if self._seqs is None and self._log.committed.last_seq != self._counted:
-            pending = self._log.count(self._pattern, self._seq)
         values = [(names.NUM_PENDING, str(pending)), (names.LAST_SEQUENCE, str(self._last))]
         if self._seqs is not None:
             values.append((names.UP_TO_SEQUENCE, str(self._up_to)))
@@ -456,6 +651,30 @@ def _decode(payload: bytes) -> GetRequest | None:
 def start_of(log: LogView, request: GetRequest) -> int:
     """The sequence a request starts from."""
     return request.seq if request.start_time is None else log.time_to_seq(parse_time(request.start_time))
+
+
+def is_everything(pattern: str) -> bool:
+    return pattern in ("", ">")
+
+
+def is_quick(request: GetRequest) -> bool:
+    """Whether a message is found without a search, whatever the stream has."""
+    pattern = request.last_by_subj or request.next_by_subj
+    return ("*" not in pattern and ">" not in pattern) or is_everything(pattern) or not has_wildcard(pattern)
+
+
+def last_walk(snapshot: LogSnapshot, pattern: str) -> Walk[Record | None]:
+    """The newest message that matches."""
+    seq = yield from snapshot.last(pattern)
+    return snapshot.get(seq) if seq else None
+
+
+def closing(snapshot: LogSnapshot, walk: Walk[T]) -> Walk[T]:
+    """A walk that closes its snapshot at the end."""
+    try:
+        return (yield from walk)
+    finally:
+        snapshot.close()
 
 
 def find(log: LogView, request: GetRequest) -> Record | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from slipstream.errors import CorruptRecordError
-from slipstream.server.engine.ports import LogState, Record, has_wildcard, matcher
+from slipstream.server.engine.ports import LogSnapshot, LogState, Record, Walk, has_wildcard, matcher
 
 _CHUNK = 4096
 
@@ -27,6 +27,13 @@ class LogView(Protocol):
     def last(self, pattern: str) -> Record | None: ...
 
     def scan(self, pattern: str, seq: int, *, limit: int, max_bytes: int = 0) -> list[Record]: ...
+
+    def scan_some(self, pattern: str, seq: int, *, limit: int, max_bytes: int = 0) -> tuple[list[Record], int]: ...
+
+    def snapshot(self) -> LogSnapshot: ...
+
+    @property
+    def is_crowded(self) -> bool: ...
 
     def count(self, pattern: str, seq: int) -> int: ...
 
@@ -61,13 +68,13 @@ class FrozenLog:
     def last(self, pattern: str) -> Record | None:
         if pattern in ("", ">"):
             return self.get(self._seqs[-1]) if self._seqs else None
-        seq = max((seqs[-1] for seqs in self._of(pattern)), default=0)
+        seq = max((seqs[-1] for seqs in self.of(pattern)), default=0)
         return self.get(seq) if seq else None
 
     def scan(self, pattern: str, seq: int, *, limit: int, max_bytes: int = 0) -> list[Record]:
         found: list[Record] = []
         size = 0
-        for at in self._from(pattern, seq):
+        for at in self.from_on(pattern, seq):
             record = self._records[at]
             if record is None and not found:
                 self.get(at)  # raises
@@ -79,8 +86,17 @@ class FrozenLog:
             found.append(record)
         return found
 
+    def scan_some(self, pattern: str, seq: int, *, limit: int, max_bytes: int = 0) -> tuple[list[Record], int]:
+        found = self.scan(pattern, seq, limit=limit, max_bytes=max_bytes)
+        return found, found[-1].seq + 1 if found else max(seq, self.committed.last_seq + 1)
+
+    is_crowded = False
+
+    def snapshot(self) -> LogSnapshot:
+        return _Whole(self)
+
     def count(self, pattern: str, seq: int) -> int:
-        return sum(1 for _ in self._from(pattern, seq))
+        return sum(1 for _ in self.from_on(pattern, seq))
 
     def time_to_seq(self, time: int) -> int:
         at = bisect_left(self._seqs, time, key=self._time_of)
@@ -89,7 +105,7 @@ class FrozenLog:
     def multi_last(self, patterns: Sequence[str], *, up_to: int = 0, limit: int = 1024) -> list[int] | None:
         found: set[int] = set()
         for pattern in patterns:
-            for seqs in self._of(pattern):
+            for seqs in self.of(pattern):
                 at = bisect_right(seqs, up_to) if up_to else len(seqs)
                 if at:
                     found.add(seqs[at - 1])
@@ -101,13 +117,14 @@ class FrozenLog:
         fits = matcher(pattern or ">")
         yield from sorted((subject, len(seqs)) for subject, seqs in self._by_subject.items() if fits(subject))
 
-    def _of(self, pattern: str) -> list[list[int]]:
+    def of(self, pattern: str) -> list[list[int]]:
+        """The sequences of every subject that matches."""
         if pattern and not has_wildcard(pattern):
             return [self._by_subject[pattern]] if pattern in self._by_subject else []
         fits = matcher(pattern or ">")
         return [seqs for subject, seqs in self._by_subject.items() if fits(subject)]
 
-    def _from(self, pattern: str, seq: int) -> Iterator[int]:
+    def from_on(self, pattern: str, seq: int) -> Iterator[int]:
         """Sequences from `seq` on that match, in order; damaged ones match everything."""
         fits = matcher(pattern or ">")
         for at in self._seqs[bisect_left(self._seqs, seq) :]:
@@ -118,6 +135,37 @@ class FrozenLog:
     def _time_of(self, seq: int) -> int:
         record = self._records[seq]
         return record.time if record is not None else 0
+
+
+class _Whole:
+    """The copy as its own snapshot: it never changes. Its walks are not cut, since only tests have such copies."""
+
+    def __init__(self, log: FrozenLog) -> None:
+        self._log = log
+        self.committed, self.get = log.committed, log.get
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def last(self, pattern: str) -> Walk[int]:
+        yield 0
+        return max((seqs[-1] for seqs in self._log.of(pattern)), default=0)
+
+    def next(self, pattern: str, seq: int) -> Walk[Record | None]:
+        yield 0
+        return next(iter(self._log.scan(pattern, seq, limit=1)), None)
+
+    def multi_last(self, patterns: Sequence[str], *, up_to: int = 0, limit: int = 1024) -> Walk[list[int] | None]:
+        yield 0
+        return self._log.multi_last(patterns, up_to=up_to, limit=limit)
+
+    def count(self, patterns: Sequence[str], seq: int) -> Walk[int]:
+        yield 0
+        return len({at for pattern in patterns for at in self._log.from_on(pattern, seq)})
+
+    def subjects(self, pattern: str) -> Walk[list[tuple[str, int]]]:
+        yield 0
+        return list(self._log.subjects(pattern))
 
 
 def records_of(log: LogView, seq: int = 0) -> Iterator[Record | int]:

@@ -185,4 +185,4 @@ class Replicas:
     def stop(self) -> None:
         """The stream was deleted."""
         for peer in self.peers:
-            peer.stop()
+            peer.end()

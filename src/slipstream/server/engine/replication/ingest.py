@@ -21,9 +21,10 @@ from slipstream.errors import (
     StreamStoreFailedError,
 )
 from slipstream.server.engine.api.ids import short_hash
+from slipstream.server.engine.jobs import Progress
 from slipstream.server.engine.ports import Record, matcher
 from slipstream.server.engine.reads.frozen_log import LogView, damaged_at
-from slipstream.server.engine.services import Progress, Services
+from slipstream.server.engine.services import Services
 from slipstream.wire import SubjectMapping
 
 if TYPE_CHECKING:

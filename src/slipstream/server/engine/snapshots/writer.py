@@ -15,8 +15,9 @@ from slipstream.api import encode_json
 from slipstream.api.snapshot.archive import CONSUMERS, END, MAGIC, STATE, Entry, encode_entry
 from slipstream.api.snapshot.s2 import MAX_FRAME, S2Writer
 from slipstream.errors import CorruptRecordError
+from slipstream.server.engine.jobs import Progress
 from slipstream.server.engine.ports import StreamLog
-from slipstream.server.engine.services import Progress, Services
+from slipstream.server.engine.services import Services
 from slipstream.server.engine.timers import Timer
 from slipstream.wire.headers import status_block
 

@@ -18,9 +18,10 @@ import msgspec
 from slipstream.api import StreamConfig, names
 from slipstream.api.times import parse_time
 from slipstream.errors import ApiError, CorruptRecordError, ErrorCode
+from slipstream.server.engine.jobs import Progress
 from slipstream.server.engine.ports import Record, StreamLog, parse_ttl
 from slipstream.server.engine.reads.frozen_log import damaged_at
-from slipstream.server.engine.services import Progress, Services
+from slipstream.server.engine.services import Services
 from slipstream.server.engine.streams.cron import Moment, next_moment, time_zone
 from slipstream.server.engine.streams.publish_headers import PublishHeaders, remove_lines, set_header
 from slipstream.server.engine.timers import Timer

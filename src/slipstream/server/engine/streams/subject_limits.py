@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import islice
 
+from slipstream.server.engine.jobs import Progress
 from slipstream.server.engine.journal import Journal
 from slipstream.server.engine.ports import StreamLog
-from slipstream.server.engine.services import Progress
 
 SLICE = 1000  # subjects in one turn
 MAX_PENDING = 4096  # changes in the open group at which it waits for a commit

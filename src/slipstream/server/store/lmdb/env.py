@@ -22,6 +22,7 @@ from slipstream.server.store.lmdb.segments import Base
 META, STREAM, STATE, SEGMENT, INDEXED, JOURNAL, RETIRED, KEPT = b"m", b"s", b"t", b"g", b"x", b"j", b"d", b"k"
 
 MAX_REPORTED = 10_000
+MAX_PINS = 128  # snapshots of earlier moments that are read at the same time
 
 
 def control_key(kind: bytes, sid: int, number: int | None = None) -> bytes:
@@ -50,6 +51,38 @@ class _Forked:
         raise StoreError(f"the store was opened by process {self._pid}; its forked child cannot use it")
 
 
+class Pin:
+    """A snapshot that stays readable while groups are finished: what a walk in slices reads.
+
+    It is the environment with the snapshot of one moment: everything but `read` and `epoch` is that of the environment.
+    All users of one moment share one transaction, which ends with the last of them. Until then LMDB cannot use the
+    pages again that were freed since: a pin is for fractions of a second, not for as long as a client likes.
+    """
+
+    def __init__(self, env: Environment) -> None:
+        self._env = env
+        self.read, self.epoch = env.read, env.epoch
+        self.users = 0
+        self.bases: dict[int, Base] = {}  # of the streams that are read, as of that moment; by their ids
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._env, name)
+
+    @property
+    def corrupt_records(self) -> int:
+        return self._env.corrupt_records
+
+    @corrupt_records.setter
+    def corrupt_records(self, count: int) -> None:
+        self._env.corrupt_records = count
+
+    def release(self) -> None:
+        """A user has read what it needs."""
+        self.users -= 1
+        if not self.users:
+            self._env.unpin(self)
+
+
 class Environment:
     """The open environment. `read` is the snapshot of the last finished group."""
 
@@ -75,6 +108,7 @@ class Environment:
             str(self.path),
             map_size=map_size,
             max_dbs=8,
+            max_readers=2 * MAX_PINS,
             max_spare_txns=2,
             mode=0o600,
             readahead=False,
@@ -94,6 +128,7 @@ class Environment:
                 os.close(fd)
         self.read = self.handle.begin(db=self.messages)
         self.epoch = 0  # how often the snapshot moved
+        self._pins: dict[int, Pin] = {}  # snapshots that are in use, by their epochs
         self.transaction: lmdb.Transaction[bytes] | None = None  # of the group that is being written
         self.journal_next = 0  # number of the next journal record
         self.flushed: list[tuple[Base, list[str]]] = []  # rows that the group wrote to the table of subjects
@@ -137,9 +172,28 @@ class Environment:
 
     def renew(self) -> None:
         """Move the snapshot to the last commit."""
-        self.read.abort()
+        if self.epoch not in self._pins:
+            self.read.abort()
         self.read = self.handle.begin(db=self.messages)
         self.epoch += 1
+
+    def pin(self) -> Pin:
+        """Keep the present snapshot readable until the pin is released. A new transaction would not do: it could be
+        ahead of the last finished group."""
+        pin = self._pins.get(self.epoch)
+        if pin is None:
+            pin = self._pins[self.epoch] = Pin(self)
+        pin.users += 1
+        return pin
+
+    def unpin(self, pin: Pin) -> None:
+        if self._pins.pop(pin.epoch, None) is not None and pin.epoch != self.epoch:
+            pin.read.abort()
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether there must not be a snapshot of one more moment."""
+        return len(self._pins) >= MAX_PINS and self.epoch not in self._pins
 
     def begin(self) -> None:
         """Begin the transaction of a group."""
@@ -155,6 +209,9 @@ class Environment:
         if os.getpid() != self.pid or not self._open_for_use:
             return
         self._open_for_use = False
+        for pin in self._pins.values():
+            pin.read.abort()
+        self._pins.clear()
         self.read.abort()
         self.handle.close()
         os.close(self._lock)

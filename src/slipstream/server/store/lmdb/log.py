@@ -20,6 +20,7 @@ from slipstream.server.store.lmdb.jobs import Job
 from slipstream.server.store.lmdb.reader import LogReader
 from slipstream.server.store.lmdb.records import HEAD, MESSAGE_KEY, Stored, inspect
 from slipstream.server.store.lmdb.segments import Base, Delta, MutableRow, Segment, Tuning
+from slipstream.server.store.lmdb.snapshot import LmdbSnapshot
 from slipstream.server.store.lmdb.view import View, stored_row
 
 _NOTHING: Mapping[str, bytes] = {}
@@ -245,6 +246,13 @@ class LmdbLog(LogReader):
 
     def kept(self) -> Mapping[str, bytes]:
         return self._kept
+
+    def snapshot(self) -> LmdbSnapshot:
+        return LmdbSnapshot(self._env, self, self._base, self._tuning)
+
+    @property
+    def is_crowded(self) -> bool:
+        return self._env.is_crowded
 
     def watch(self, on: bool) -> None:
         self._changes = ChangeLog() if on else None

@@ -6,7 +6,7 @@ not match its checksum is never returned: it raises, or ends an answer that has 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from zlib import crc32
 
@@ -19,15 +19,18 @@ from slipstream.server.store.lmdb.records import (
     RESIDUE,
     CorruptMessageError,
     is_sound,
+    literal_prefix,
     subject_of,
 )
 from slipstream.server.store.lmdb.segments import Base, Tuning
-from slipstream.server.store.lmdb.view import View
+from slipstream.server.store.lmdb.view import LOOKED, View
 
 _key = MESSAGE_KEY.pack
 _numbers = MESSAGE_KEY.unpack
 _head = HEAD.unpack_from
 _new = tuple.__new__
+
+WINDOWS = 8  # of `Tuning.probe` messages each, that a bounded scan looks at one after the other
 
 
 class LogReader:
@@ -43,6 +46,11 @@ class LogReader:
     @property
     def committed(self) -> LogState:
         return self._base.state
+
+    @property
+    def view(self) -> View:
+        """The snapshot, the committed state in memory, and nothing else."""
+        return self._reader()
 
     def _reader(self) -> View:
         view, base = self._read_view, self._base
@@ -89,6 +97,17 @@ class LogReader:
 
     def _last_match(self, pattern: str) -> int:
         """Sequence of the newest match of a filter with wildcards: among the newest messages, or by the rows."""
+        recent = self.last_recent(pattern)
+        if recent is not None:
+            return recent
+        best, view = 0, self._reader()
+        for subject, row in view.rows(pattern):
+            if row[2] > best:
+                best = max(best, view.last_in(subject, row))
+        return best
+
+    def last_recent(self, pattern: str) -> int | None:
+        """The same, if it is among the newest messages or they are all; None: it is not known."""
         view, base, fits = self._reader(), self._base, matcher(pattern)
         seq = view.prev_from(base.state.last_seq)
         if seq < base.state.first_seq:
@@ -99,11 +118,7 @@ class LogReader:
                 return 0
             if fits(subject_of(value)):
                 return int(at)
-        best = 0
-        for subject, row in view.rows(pattern):
-            if row[2] > best:
-                best = max(best, view.last_in(subject, row))
-        return best
+        return None
 
     def multi_last(self, patterns: Sequence[str], *, up_to: int = 0, limit: int = 1024) -> list[int] | None:
         view = self._reader()
@@ -159,23 +174,43 @@ class LogReader:
             return []
         if pattern in ("", ">"):
             return self._scan_all(seq, limit, max_bytes)
-        every = self._matches(pattern, seq) if has_wildcard(pattern) else self._of_subject(pattern, seq)
+        return self._scan_matches(pattern, seq, limit, max_bytes, bounded=False)[0]
+
+    def scan_some(self, pattern: str, seq: int, *, limit: int, max_bytes: int = 0) -> tuple[list[Record], int]:
+        base = self._base
+        seq = max(seq, base.state.first_seq)
+        if seq > base.state.last_seq or limit <= 0:
+            return [], seq
+        if pattern not in ("", ">"):
+            return self._scan_matches(pattern, seq, limit, max_bytes, bounded=True)
+        found = self._scan_all(seq, limit, max_bytes)
+        return found, found[-1].seq + 1 if found else base.state.last_seq + 1
+
+    def _scan_matches(
+        self, pattern: str, seq: int, limit: int, max_bytes: int, *, bounded: bool
+    ) -> tuple[list[Record], int]:
+        """Messages that match, and where to go on; `bounded`: only so many are looked at."""
         found: list[Record] = []
         size = 0
-        for at, key, value in every:
+        for item in self._matches(pattern, seq) if has_wildcard(pattern) else self._of_subject(pattern, seq):
+            if isinstance(item, int):
+                if bounded:
+                    return found, item
+                continue
+            at, key, value = item
             try:
                 record = self._decode(at, key, value)
             except CorruptMessageError:
                 if found:
-                    break
+                    return found, at
                 raise
             size += len(record.header) + len(record.payload)
             if max_bytes and size > max_bytes and found:
-                break
+                return found, at
             found.append(record)
             if len(found) == limit:
-                break
-        return found
+                return found, at + 1
+        return found, self._base.state.last_seq + 1
 
     def _scan_all(self, seq: int, limit: int, max_bytes: int) -> list[Record]:
         base, env = self._base, self._env
@@ -203,29 +238,37 @@ class LogReader:
                 append(_new(Record, (seq, time, value[16:subject].decode(), value[subject:header], value[header:-4])))
         return found
 
-    def _of_subject(self, subject: str, seq: int) -> Iterator[tuple[int, bytes, bytes]]:
-        """Messages of one subject from `seq` on, undecoded."""
+    def _of_subject(self, subject: str, seq: int) -> Iterator[tuple[int, bytes, bytes] | int]:
+        """Messages of one subject from `seq` on, undecoded; between them, after every `LOOKED` hints, the sequence up
+        to which all was looked at."""
         view, sid, get = self._reader(), self._base.sid, self._env.read.get
         row = view.row(subject)
         if row is None or not row[0]:
             return
         seq = max(seq, row[1])
+        looked = 0
         for number in view.segments(seq, row[2]):
+            looked += 16
             for at in view.entry(number, subject):
                 if at >= seq:
                     key = _key(sid, at)
                     value = get(key)
                     if value is not None:
                         yield at, key, value
+                    looked += 1
+                    if looked >= LOOKED:
+                        looked = 0
+                        yield at + 1
 
-    def _matches(self, pattern: str, seq: int) -> Iterator[tuple[int, bytes, bytes]]:
+    def _matches(self, pattern: str, seq: int) -> Iterator[tuple[int, bytes, bytes] | int]:
         """Messages from `seq` on that match a filter with wildcards, undecoded. One after the other while many of them
-        do, by the index from where few do."""
+        do, by the index from where few do. Between them, after so much work, the sequence up to which all was looked
+        at."""
         base, fits = self._base, matcher(pattern)
         end = _key(base.sid, base.state.last_seq)
         view = self._reader()
         cursor = view.cursor
-        hits = seen = 0
+        hits = seen = windows = 0
         probe = self._tuning.probe
         if not cursor.set_range(_key(base.sid, seq)):
             return
@@ -241,18 +284,62 @@ class LogReader:
                 if hits * 8 < seen:
                     break
                 hits = seen = 0
+                windows += 1
+                if not windows % WINDOWS:
+                    yield seq + 1
         else:
             return
         yield from self._by_index(view, pattern, seq + 1)
 
-    def _by_index(self, view: View, pattern: str, seq: int) -> Iterator[tuple[int, bytes, bytes]]:
-        sid, get = self._base.sid, self._env.read.get
+    def _by_index(self, view: View, pattern: str, seq: int) -> Iterator[tuple[int, bytes, bytes] | int]:
+        sid, get, size = self._base.sid, self._env.read.get, self._base.size
         for number in view.segments(seq, self._base.state.last_seq):
-            for at in sorted(at for _, seqs in view.entries(number, pattern) for at in seqs if at >= seq):
+            found = sorted(at for _, seqs in view.entries(number, pattern) for at in seqs if at >= seq)
+            for looked, at in enumerate(found, 1):
                 key = _key(sid, at)
                 value = get(key)
                 if value is not None:
                     yield at, key, value
+                if not looked % LOOKED:
+                    yield at + 1
+            yield min((number + 1) * size, self._base.state.last_seq + 1)
+
+    def probe_next(self, fits: Callable[[str], bool], seq: int) -> tuple[int, int]:
+        """The first sequence from `seq` on whose subject matches, among so many messages (0: none of them does), and
+        where to go on."""
+        base = self._base
+        seq = max(seq, base.state.first_seq)
+        if seq > base.state.last_seq or not base.state.messages:
+            return 0, base.state.last_seq + 1
+        end = _key(base.sid, base.state.last_seq)
+        with self._env.read.cursor() as cursor:
+            any_left = cursor.set_range(_key(base.sid, seq))
+            for key, value in islice(cursor.iternext(), self._tuning.probe) if any_left else ():
+                if key > end:
+                    break
+                seq = _numbers(key)[1]
+                if not is_sound(key, value) or fits(subject_of(value)):
+                    return seq, seq + 1
+            else:
+                return 0, seq + 1
+        return 0, base.state.last_seq + 1
+
+    def seq_steps(self, prefix: str, fits: Callable[[str], bool], seq: int) -> Iterator[int | None]:
+        """Sequences from `seq` on whose subjects match, in order, by the index, for a reader whose base does not
+        change; None after so much work."""
+        view = self.view
+        for number in view.segments(seq, self._base.state.last_seq):
+            found: list[int] = []
+            for item in view.entry_steps(number, prefix, fits):
+                if item is None:
+                    yield None
+                else:
+                    found += (at for at in item[1] if at >= seq)
+            for looked, at in enumerate(sorted(found), 1):
+                if view.has(at):
+                    yield at
+                if not looked % LOOKED:
+                    yield None
 
     # Statistics.
 
@@ -273,7 +360,7 @@ class LogReader:
             return sum(1 for _ in view.seqs(pattern, seq, row[2]))
         if seq <= state.first_seq:
             return sum(view.count_of(subject, row) for subject, row in view.rows(pattern))
-        return self._count_matches(view, pattern, seq)
+        return self._count_matches(pattern, seq)
 
     def _count_all(self, seq: int) -> int:
         """Messages from `seq` on: whole segments by their counts, the first one by looking."""
@@ -290,16 +377,30 @@ class LogReader:
                     total += 1
         return total
 
-    def _count_matches(self, view: View, pattern: str, seq: int) -> int:
-        base, total = self._base, 0
+    def _count_matches(self, pattern: str, seq: int) -> int:
+        return sum(count or 0 for count in self.counts_from(literal_prefix(pattern), matcher(pattern), seq))
+
+    def counts_from(self, prefix: str, fits: Callable[[str], bool], seq: int) -> Iterator[int | None]:
+        """Counts of messages from `seq` on whose subjects match, piece by piece; None after so much work."""
+        view, base = self.view, self._base
+        looked = 0
         for number in view.segments(seq, base.state.last_seq):
             segment = base.segments.get(number)
             if segment is None:
                 continue
             exact = base.indexed.get(number) == segment.count and seq <= number * base.size
-            for _, seqs in view.entries(number, pattern):
-                total += len(seqs) if exact else sum(1 for at in seqs if at >= seq and view.has(at))
-        return total
+            for item in view.entry_steps(number, prefix, fits):
+                if item is None:
+                    yield None
+                elif exact:
+                    yield len(item[1])
+                else:
+                    for at in item[1]:
+                        if at >= seq and view.has(at):
+                            yield 1
+                        looked += 1
+                        if not looked % LOOKED:
+                            yield None
 
     def time_to_seq(self, time: int) -> int:
         base, view = self._base, self._reader()

@@ -137,6 +137,15 @@ class Base:
         self.sealing: set[int] = set()
         self.dropping: set[int] = set()
 
+    def copied(self) -> Base:
+        """The log as of now, which later commits do not change. Rows that the disk has are left to the disk."""
+        copy = Base(self.sid, self.size)
+        copy.state, copy.swept = self.state, self.swept
+        copy.dirty, copy.segments, copy.indexed = dict(self.dirty), dict(self.segments), dict(self.indexed)
+        copy.tail = None if self.tail is None else {number: dict(part) for number, part in self.tail.items()}
+        copy.unindexed = set(self.unindexed)
+        return copy
+
     def row(self, subject: str) -> Row | None:
         return self.dirty.get(subject) or self.clean.get(subject)  # rows are never empty tuples
 

@@ -26,6 +26,8 @@ from slipstream.server.store.lmdb.segments import Base, Delta, Row, Tail
 
 _key = MESSAGE_KEY.pack
 
+LOOKED = 512  # rows or entries that a walk looks at between two pauses: a third of a millisecond
+
 
 def read_tail(env: Environment, base: Base) -> Tail:
     """The index of the segments that have none on the disk; read from there once, after the log was opened."""
@@ -240,6 +242,35 @@ class View:
                 elif known is not None and fits(known[0]):
                     yield name, *known
 
+    def row_steps(self, prefix: str, fits: Callable[[str], bool]) -> Iterator[tuple[str, Row] | None]:
+        """The same in no order, for a view without groups whose base does not change: None after every `LOOKED` rows
+        that were looked at."""
+        dirty, looked = self.base.dirty, 0
+        for subject, row in dirty.items():
+            if row[0] and subject.startswith(prefix) and fits(subject):
+                yield subject, row
+            looked += 1
+            if not looked % LOOKED:
+                yield None
+        within = self._prefix + subject_key(prefix)[:LONG]
+        with self.env.read.cursor(db=self.env.subjects) as cursor:
+            for key, value in cursor.iternext() if cursor.set_range(within) else ():
+                if not key.startswith(within):
+                    return
+                looked += 1
+                if not looked % LOOKED:
+                    yield None
+                name = key[4:]
+                if len(name) <= LONG and not fits(name.decode()):
+                    continue
+                known = unpack_row(key, value)
+                if known is None and len(name) <= LONG:
+                    known = name.decode(), _recount(self.env, self.base, name.decode())
+                    if known[1][0]:
+                        yield known
+                elif known is not None and known[1][0] and known[0] not in dirty and fits(known[0]):
+                    yield known
+
     # The index.
 
     def segments(self, low: int, high: int, *, down: bool = False) -> Iterable[int]:
@@ -287,6 +318,37 @@ class View:
             for key, value in cursor.iternext():
                 if not key.startswith(prefix):
                     return
+                if len(key) <= LONG + 12 and not fits(key[12:].decode()):
+                    continue
+                known = unpack_entry(key, value)
+                if known is None:
+                    again = read_segment(self.env, base, number).items()
+                    yield from ((s, q) for s, q in again if subject_key(s) == key[12:] and fits(s))
+                elif fits(known[0]):
+                    yield known[0], [start + offset for offset in known[1]]
+
+    def entry_steps(
+        self, number: int, prefix: str, fits: Callable[[str], bool]
+    ) -> Iterator[tuple[str, Sequence[int]] | None]:
+        """The same, with None after every `LOOKED` subjects that were looked at."""
+        base, looked = self.base, 0
+        if number not in base.indexed:
+            for subject, seqs in list(read_tail(self.env, base).get(number, {}).items()):
+                if fits(subject):
+                    yield subject, seqs
+                looked += 1
+                if not looked % LOOKED:
+                    yield None
+            return
+        start, within = number * base.size, self._prefix + number.to_bytes(8, "big")
+        within += subject_key(prefix)[:LONG]
+        with self.env.read.cursor(db=self.env.index) as cursor:
+            for key, value in cursor.iternext() if cursor.set_range(within) else ():
+                if not key.startswith(within):
+                    return
+                looked += 1
+                if not looked % LOOKED:
+                    yield None
                 if len(key) <= LONG + 12 and not fits(key[12:].decode()):
                     continue
                 known = unpack_entry(key, value)

@@ -36,6 +36,11 @@ class Seqs:
         at = bisect_left(self.items, seq + 1, self.start)
         return self.items[at - 1] if at > self.start else 0
 
+    def between(self, low: int, high: int) -> int:
+        """How many are at least `low` and at most `high`."""
+        items, start = self.items, self.start
+        return max(0, bisect_left(items, high + 1, start) - bisect_left(items, low, start))
+
     def discard(self, seq: int) -> None:
         at = bisect_left(self.items, seq, self.start)
         if at > self.start:

@@ -17,10 +17,13 @@ from slipstream.errors import StoreError
 from slipstream.server.engine.ports import Changes, LogState, Record, expires_at, has_wildcard, matcher
 from slipstream.server.store.change_log import ChangeLog
 from slipstream.server.store.memory.index import MessageIndex, Seqs
+from slipstream.server.store.memory.snapshot import MemorySnapshot
 
 SizeOf = Callable[[str, bytes, bytes], int]
 
 _new = tuple.__new__
+
+LOOKED = 4096  # messages that a bounded scan looks at
 
 
 class MemoryGroup:
@@ -87,6 +90,7 @@ class MemoryLog:
         self.committed = LogState()
         self._kept: dict[str, bytes] = {}
         self._changes: ChangeLog | None = None
+        self.snapshots: dict[MemorySnapshot, None] = {}  # that are open
         self._moments: list[tuple[int, int]] = []  # heap of moments and sequences; some messages are gone already
 
     # The writer's view.
@@ -270,7 +274,7 @@ class MemoryLog:
             seq = self.committed.last_seq
             if seq in self._index.messages:
                 return self._index.messages[seq]
-            return max((r for index in self._indexes() if (r := self._newest(index))), default=None)
+            return max((r for index in self.indexes() if (r := self._newest(index))), default=None)
         up_to = self.committed.last_seq
         if not has_wildcard(pattern):
             seqs = self._index.by_subject.get(pattern)
@@ -295,6 +299,49 @@ class MemoryLog:
             found.append(record)
         return found
 
+    def scan_some(self, pattern: str, seq: int, *, limit: int, max_bytes: int = 0) -> tuple[list[Record], int]:
+        end = self.committed.last_seq
+        seq = max(seq, self.committed.first_seq)
+        if pattern in ("", ">") or not has_wildcard(pattern):
+            found = self.scan(pattern, seq, limit=limit, max_bytes=max_bytes)
+            return found, found[-1].seq + 1 if found else max(seq, end + 1)
+        found, size, fits, indexes = [], 0, matcher(pattern), self.indexes()
+        for looked, at in enumerate(self._from(seq, indexes)):
+            if at > end:
+                break
+            if looked == LOOKED:
+                return found, at
+            record = next(index.messages[at] for index in indexes if at in index.messages)
+            if not fits(record.subject):
+                continue
+            size += len(record.header) + len(record.payload)
+            if max_bytes and size > max_bytes and found:
+                return found, at
+            found.append(record)
+            if len(found) >= limit:
+                return found, at + 1
+        return found, max(seq, end + 1)
+
+    def _from(self, seq: int, indexes: list[MessageIndex]) -> Iterator[int]:
+        """All sequences from `seq` on, in order: a wide gap costs a look at all messages, a narrow one its width."""
+        end = max((next(reversed(index.messages)) for index in indexes if index.messages), default=0)
+        gap = 0
+        while seq <= end:
+            if any(seq in index.messages for index in indexes):
+                gap = 0
+                yield seq
+            else:
+                gap += 1
+                if gap == LOOKED:
+                    later = (s for index in indexes for s in index.messages if s > seq)
+                    seq, gap = min(later, default=end + 1) - 1, 0
+            seq += 1
+
+    is_crowded = False
+
+    def snapshot(self) -> MemorySnapshot:
+        return MemorySnapshot(self)
+
     def count(self, pattern: str, seq: int) -> int:
         state = self.committed
         if pattern in ("", ">"):
@@ -308,9 +355,16 @@ class MemoryLog:
         state = self.committed
         if not state.messages or time <= state.first_time:
             return state.first_seq
+        if state.messages == state.last_seq - state.first_seq + 1:  # no holes
+            every = range(state.first_seq, state.last_seq + 1)
+            return state.first_seq + bisect_left(every, time, key=self._time_of)
         seqs = [seq for seq in self._matching("", 0) if seq <= state.last_seq]
-        at = bisect_left(seqs, time, key=lambda seq: record.time if (record := self.get(seq)) else 0)
+        at = bisect_left(seqs, time, key=self._time_of)
         return seqs[at] if at < len(seqs) else state.last_seq + 1
+
+    def _time_of(self, seq: int) -> int:
+        record = self.get(seq)
+        return record.time if record is not None else 0
 
     def multi_last(self, patterns: Sequence[str], *, up_to: int = 0, limit: int = 1024) -> list[int] | None:
         end = min(up_to, self.committed.last_seq) if up_to else self.committed.last_seq
@@ -334,7 +388,8 @@ class MemoryLog:
     def news(self) -> Changes | None:
         return self._changes.take() if self._changes is not None else None
 
-    def _indexes(self) -> list[MessageIndex]:
+    def indexes(self) -> list[MessageIndex]:
+        """Where the reader's messages are; a message is in one of them."""
         return [self._index, *self._groups.tombstones(self)]
 
     def _newest(self, index: MessageIndex) -> Record | None:
@@ -343,10 +398,10 @@ class MemoryLog:
         return next((record for seq, record in reversed(index.messages.items()) if seq <= end), None)
 
     def _last_of(self, subject: str, up_to: int) -> int:
-        return max(s.by_subject[subject].up_to(up_to) if subject in s.by_subject else 0 for s in self._indexes())
+        return max(s.by_subject[subject].up_to(up_to) if subject in s.by_subject else 0 for s in self.indexes())
 
     def _of(self, subject: str, seq: int) -> Iterator[int]:
-        parts = [s.by_subject[subject].from_on(seq) for s in self._indexes() if subject in s.by_subject]
+        parts = [s.by_subject[subject].from_on(seq) for s in self.indexes() if subject in s.by_subject]
         return parts[0] if len(parts) == 1 else merge(*parts)
 
     def _names(self, pattern: str) -> list[str]:
@@ -354,7 +409,7 @@ class MemoryLog:
         if pattern not in ("", ">") and not has_wildcard(pattern):
             return [pattern]
         fits = matcher(pattern or ">")
-        indexes = self._indexes()
+        indexes = self.indexes()
         names: Iterable[str] = (
             indexes[0].by_subject if len(indexes) == 1 else {n for s in indexes for n in s.by_subject}
         )
@@ -364,7 +419,7 @@ class MemoryLog:
         """Sequences from `seq` on that match, in order; some may be ahead of the reader's view."""
         if pattern in ("", ">"):
             seq = max(seq, self.committed.first_seq)
-            parts = [index.seqs(seq) for index in self._indexes()]
+            parts = [index.seqs(seq) for index in self.indexes()]
             return parts[0] if len(parts) == 1 else merge(*parts)
         if not has_wildcard(pattern):
             return self._of(pattern, seq)
@@ -372,7 +427,7 @@ class MemoryLog:
 
     def _filtered(self, pattern: str, seq: int) -> Iterator[int]:
         """One message after the other while many match; by subject from where few do."""
-        fits, indexes = matcher(pattern), self._indexes()
+        fits, indexes = matcher(pattern), self.indexes()
         messages = indexes[0].messages
         hits, at, probe = 0, seq, self._probe
         for seen, at in enumerate(self._matching("", seq), 1):
@@ -393,16 +448,19 @@ class MemoryLog:
         if self._changes is not None:
             self._changes.seal()
 
-    def finish(self, state: LogState) -> None:
-        """A group that left the log in `state` was committed."""
+    def finish(self, state: LogState, removed: MessageIndex | None) -> None:
+        """A group that left the log in `state` was committed; `removed` were its tombstones."""
         self.committed = state
+        if removed is not None and removed.messages:
+            for snapshot in self.snapshots:
+                snapshot.retain(removed)
         if self._changes is not None:
             self._changes.finish()
 
     def finish_deleted(self) -> None:
         """The group that deleted the stream was committed."""
-        self._index = MessageIndex()
-        self.finish(LogState())
+        left, self._index = self._index, MessageIndex()
+        self.finish(LogState(), left)
 
     def abandon(self, tombstones: Iterable[MessageIndex], kept: Iterable[Mapping[str, bytes | None]]) -> None:
         """Back to the committed state: what was added goes, what was removed returns."""

@@ -94,7 +94,7 @@ class MemoryStore:
         self._groups.sealed = None
         self._committed = sealed.streams
         for log, state in sealed.touched.items():
-            log.finish(state)
+            log.finish(state, sealed.tombstones.get(log))
         for log in sealed.deleted:
             log.finish_deleted()
             self._groups.open.tombstones.pop(log, None)
