@@ -53,6 +53,7 @@ class Outcome(NamedTuple):
     refused: list[str]  # although a majority could have answered
     wrong_models: list[str]  # streams that are not what the checker takes them for: it proves nothing there
     figures: str
+    all_refused: list[str]
 
 
 class Run:
@@ -218,7 +219,7 @@ class Run:
             f"faults {dict(self._faults.done)} (not carried out: {len(self._faults.failed)}, "
             f"caught up {self._faults.caught_up}); reads {dict(stats)}"
         )
-        return Outcome(broken, refused, self.wrong_models, figures)
+        return Outcome(broken, refused, self.wrong_models, figures, [str(refusal) for refusal in refusals])
 
 
 @pytest.mark.spec("RW-19", on="C N")

@@ -18,7 +18,7 @@ import msgspec
 
 from slipstream import BucketConfig, StreamConfig, connect_blocking
 from slipstream.api import Placement, PubAck, StreamSource
-from slipstream.errors import Error, KeyNotFoundError, MessageNotFoundError, StreamNotFoundError
+from slipstream.errors import Error, KeyNotFoundError, MessageNotFoundError, StreamNotFoundError, TokenMismatchError
 from slipstream.facade._async.client import JetStream
 from slipstream.jetstream._async.stream import Stream
 from slipstream.jetstream.reads.direct_get import StoredMessage
@@ -254,8 +254,14 @@ class Reader:
         try:
             await getattr(self, f"_{path}")(stream if bucket is None or path in STREAM_PATHS else bucket, wanted)
         except Error as error:
-            what = f"{self.name} {path} at {wanted}"
-            self.workload.refusals.append(Refusal(self.workload.name, what, begin, time.monotonic(), repr(error)))
+            self.refused(f"{path} at {wanted}", begin, repr(error), is_final=isinstance(error, TokenMismatchError))
+
+    def refused(self, what: str, begin: float, error: str, *, is_final: bool = False) -> None:
+        """A read raised. What gives up early is judged by all the time that it had, but for what is documented: a
+        token of a stream that was made again, and a stream whose only server does not answer."""
+        is_early = is_final or not self.workload.shape.config.num_replicas > 1
+        end = time.monotonic() if is_early else max(time.monotonic(), begin + READ_TIMEOUT)
+        self.workload.refusals.append(Refusal(self.workload.name, f"{self.name} {what}", begin, end, error))
 
     def note(self, path: str, key: str, wanted: int, got: object, start: int = 0, end: int = 0) -> None:
         """A read ended."""
@@ -416,8 +422,10 @@ async def keep_a_session(
     reader.is_session = True
     paths = (*SESSION_PATHS, "value", "keys") if workload.shape.bucket else SESSION_PATHS
     model, wrote = workload.history.model, 0
-    token = ""
+    token, written_in = "", model
     while not workload.is_over:
+        if written_in is not workload.history.model:  # documented: a token does not outlive its stream
+            token = ""
         session = rng.choice(contexts).session(token)
         stream = session.stream(workload.name)
         bucket = await _bucket(workload, session)
@@ -433,7 +441,7 @@ async def keep_a_session(
                 if wrote:
                     await reader.read(stream, bucket, wrote, path=rng.choice(paths))
             await asyncio.sleep(rng.uniform(0, 2 * pause))
-        token = session.token()
+        token, written_in = session.token(), model
         if children > 0:
             children -= 1
             async with workload.operation():
@@ -455,9 +463,8 @@ async def _hand_over(reader: Reader, urls: list[str], token: str, wrote: int) ->
     for key, (seq, value) in zip(keys, answer["found"], strict=False):
         reader.note("last", key, wrote, Got(seq, value.encode()) if seq else None)
     if answer["error"]:
-        workload = reader.workload
-        what = f"{reader.name} in another process at {wrote}"
-        workload.refusals.append(Refusal(workload.name, what, begin, time.monotonic(), answer["error"]))
+        is_final = "TokenMismatchError" in answer["error"]
+        reader.refused(f"in another process at {wrote}", begin, answer["error"], is_final=is_final)
     return str(answer["token"])
 
 
