@@ -267,6 +267,36 @@ async def test_a_quiet_bucket_and_one_that_is_written_are_answered_from_memory(a
             assert (await cache.get("w")).value == b"19"
 
 
+@pytest.mark.spec("KV-48")
+@pytest.mark.parametrize("consistency", ["own-writes", "any"])
+async def test_a_cache_of_some_keys_answers_from_memory_whatever_its_handle_saw_of_others(
+    any_server: str, fresh: str, consistency: str
+) -> None:
+    """Its feed does not bring the revisions of other keys, and must not wait for them for good."""
+    async with connect(any_server) as nc:
+        js = nc.jetstream()
+        await js.create_key_value(fresh)
+        kv = await js.key_value(fresh, consistency=consistency)
+        await kv.put("k.a", b"1")
+        async with cached(kv, "k.*", recheck_after=LATE) as some:
+            assert await is_hit(some, "k.a")
+            last = await some.put("other", b"1")
+            assert await value(some, "other") == b"1"
+            assert await is_hit(some, "k.a")
+            assert await value(kv, "k.a", min_last_revision=last) == b"1"  # as of a revision that the feed never brings
+            assert await value(kv, "k.none", min_last_revision=last) is None
+            assert await is_hit(some, "k.a")
+            assert await is_hit(some, "k.none")
+            async with some.writer() as writer:
+                await writer.put("other", b"2")
+            await value(some, "k.a")
+            assert await value(some, "other") == b"2"
+            last = await kv.put("k.a", b"2")  # and what is newer is not hidden by it
+            assert await value(some, "k.a", min_last_revision=last) == b"2"
+            await until(partial(is_hit, some, "k.a"))
+            assert await value(some, "k.a") == b"2"
+
+
 @pytest.mark.spec("KV-21", "KV-48")
 async def test_statistics_say_why_a_read_went_to_the_bucket(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:

@@ -267,6 +267,36 @@ def test_a_quiet_bucket_and_one_that_is_written_are_answered_from_memory(any_ser
             assert (cache.get("w")).value == b"19"
 
 
+@pytest.mark.spec("KV-48")
+@pytest.mark.parametrize("consistency", ["own-writes", "any"])
+def test_a_cache_of_some_keys_answers_from_memory_whatever_its_handle_saw_of_others(
+    any_server: str, fresh: str, consistency: str
+) -> None:
+    """Its feed does not bring the revisions of other keys, and must not wait for them for good."""
+    with connect(any_server) as nc:
+        js = nc.jetstream()
+        js.create_key_value(fresh)
+        kv = js.key_value(fresh, consistency=consistency)
+        kv.put("k.a", b"1")
+        with cached(kv, "k.*", recheck_after=LATE) as some:
+            assert is_hit(some, "k.a")
+            last = some.put("other", b"1")
+            assert value(some, "other") == b"1"
+            assert is_hit(some, "k.a")
+            assert value(kv, "k.a", min_last_revision=last) == b"1"  # as of a revision that the feed never brings
+            assert value(kv, "k.none", min_last_revision=last) is None
+            assert is_hit(some, "k.a")
+            assert is_hit(some, "k.none")
+            with some.writer() as writer:
+                writer.put("other", b"2")
+            value(some, "k.a")
+            assert value(some, "other") == b"2"
+            last = kv.put("k.a", b"2")  # and what is newer is not hidden by it
+            assert value(some, "k.a", min_last_revision=last) == b"2"
+            until(partial(is_hit, some, "k.a"))
+            assert value(some, "k.a") == b"2"
+
+
 @pytest.mark.spec("KV-21", "KV-48")
 def test_statistics_say_why_a_read_went_to_the_bucket(any_server: str, fresh: str) -> None:
     with connect(any_server) as nc:

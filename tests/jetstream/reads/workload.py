@@ -245,6 +245,7 @@ class Reader:
         self.history = workload.history
         self.random = random.Random(seed)
         self.is_session = False
+        self.has_stale_token = False
         self._paths = BUCKET_PATHS if workload.shape.bucket else STREAM_PATHS
 
     async def read(self, stream: Stream, bucket: KeyValue[bytes] | None, wanted: int, *, path: str = "") -> None:
@@ -259,6 +260,7 @@ class Reader:
     def refused(self, what: str, begin: float, error: str, *, is_final: bool = False) -> None:
         """A read raised. What gives up early is judged by all the time that it had, but for what is documented: a
         token of a stream that was made again, and a stream whose only server does not answer."""
+        self.has_stale_token = is_final
         is_early = is_final or not self.workload.shape.config.num_replicas > 1
         end = time.monotonic() if is_early else max(time.monotonic(), begin + READ_TIMEOUT)
         self.workload.refusals.append(Refusal(self.workload.name, f"{self.name} {what}", begin, end, error))
@@ -422,16 +424,18 @@ async def keep_a_session(
     reader.is_session = True
     paths = (*SESSION_PATHS, "value", "keys") if workload.shape.bucket else SESSION_PATHS
     model, wrote = workload.history.model, 0
-    token, written_in = "", model
+    token = ""
     while not workload.is_over:
-        if written_in is not workload.history.model:  # documented: a token does not outlive its stream
-            token = ""
+        if reader.has_stale_token:  # documented: a token does not outlive its stream
+            token, reader.has_stale_token = "", False
         session = rng.choice(contexts).session(token)
         stream = session.stream(workload.name)
         bucket = await _bucket(workload, session)
         for _ in range(rng.randint(5, 40)):
             if workload.is_over:
                 return
+            if reader.has_stale_token:
+                break
             seq = await workload.write(session, rng.choice(KEYS)) if rng.random() < 0.3 else 0
             async with workload.operation():
                 if model is workload.history.model:
@@ -441,7 +445,7 @@ async def keep_a_session(
                 if wrote:
                     await reader.read(stream, bucket, wrote, path=rng.choice(paths))
             await asyncio.sleep(rng.uniform(0, 2 * pause))
-        token, written_in = session.token(), model
+        token = session.token()
         if children > 0:
             children -= 1
             async with workload.operation():

@@ -15,7 +15,7 @@ from typing import Generic, Self, TypeVar
 from slipstream.api.times import Duration, duration
 from slipstream.errors import ConnectionClosedError, Error, StaleReadError, UsageError, WrongLastSequenceError
 from slipstream.kv._async.runtime import Guard, Signal, Worker, clock, sleep, spawn
-from slipstream.kv._async.storage import Feed, Storage, StorageWriter, WrappedStorage
+from slipstream.kv._async.storage import Feed, Seen, Storage, StorageWriter, WrappedStorage
 from slipstream.kv.cache import CacheStats, EntryCache, Miss, Verdict
 from slipstream.kv.entry import LATEST, Entry, Listing, Operation
 from slipstream.kv.keys import any_of
@@ -45,7 +45,8 @@ class CachedStorage(WrappedStorage[V]):
         self._interval = max(recheck_after / 2, SHORTEST_INTERVAL)
         self._guard = Guard()
         self._feed: Feed[V] | None = None  # None: it ended, or is being opened
-        self._own = 0  # the newest revision written through this handle: its reads must see it
+        self._own = 0  # the newest revision written through this handle: its reads must see it,
+        self._own_in_feed = 0  # and the newest that its feed may bring: others are of keys that it does not have
         self._is_own_known = False  # the wrapped handle sees to that itself: it has a consistency, or a session
         self._created = 0  # of the bucket that was loaded
         self._is_replaced = False  # the bucket was made again since then, and counts its revisions from 1
@@ -98,7 +99,7 @@ class CachedStorage(WrappedStorage[V]):
                 self._cache.begin(info, sent)
                 self._is_replaced = False
                 if self._created != info.created:  # revisions of an earlier bucket say nothing of this one
-                    self._created, self._own = info.created, 0
+                    self._created, self._own, self._own_in_feed = info.created, 0, 0
             feed = await self.inner.follow(self._patterns, LATEST, timeout=timeout)
             try:
                 while feed.pending:
@@ -188,12 +189,13 @@ class CachedStorage(WrappedStorage[V]):
     async def last(self, key: str, *, min_last_revision: int = 0, timeout: float | None = None) -> Entry[V] | None:
         """The newest entry of a key, from memory if that is as new as the read asks for, and known to be right."""
         seen = self.inner.seen(key)
-        need = max(min_last_revision, self._own, seen.bucket)
+        need = max(self._least(min_last_revision), seen.bucket)
+        least = min_last_revision if self._is_own_known else max(min_last_revision, self._own_in_feed)
         self._reads += 1
         if self._is_idle:
             self._wake.set()
         async with self._guard:
-            found = self._look(key, need, seen.key)
+            found = self._look(key, least, seen)
             if not isinstance(found, Miss):
                 self._cache.stats.hits += 1
                 self._cache.stats.absent += found is None
@@ -216,17 +218,25 @@ class CachedStorage(WrappedStorage[V]):
                 self._cache.learn(entry, as_of, epoch)
         return entry
 
-    def _look(self, key: str, need: int, need_of_key: int) -> Entry[V] | Miss | None:
+    def _look(self, key: str, least: int, seen: Seen) -> Entry[V] | Miss | None:
+        """What memory has of a key, if that is as new as the caller (`least`) and the handle ask for.
+
+        A read by other means shows a key as of a revision of the whole bucket, which a feed of some keys need never
+        reach: then the entry that was shown is as good as it was.
+        """
         feed = self._feed
         if self._is_closed or self._is_replaced or feed is None or not feed.is_live:
             return Miss.OFFLINE
         if not self._covers(key):
             return Miss.NOT_HELD
-        if self._cache.revision < need:
+        if self._cache.revision < least:
             return Miss.BEHIND
         found = self._cache.look(key, clock())
+        if isinstance(found, Miss):
+            return found
+        revision = found.revision if found is not None else 0
         # A consumer on a replica that catches up skips what was replaced meanwhile.
-        if not isinstance(found, Miss) and (found.revision if found is not None else 0) < need_of_key:
+        if revision < seen.key or (self._cache.revision < seen.bucket and revision != self.inner.known(key)):
             return Miss.BEHIND
         return found
 
@@ -253,15 +263,17 @@ class CachedStorage(WrappedStorage[V]):
             async with self._guard:
                 self._cache.doubt(key)
             raise
-        self._note_own(known, revision)
+        self._note_own(known, revision, is_in_feed=self._covers(key))
         return revision
 
-    def _note_own(self, known: int, revision: int) -> None:
+    def _note_own(self, known: int, revision: int, *, is_in_feed: bool = True) -> None:
         """Note a write, which is newer than all that was known when it was sent, unless the bucket was made again."""
         if revision <= known:
-            self._own, self._is_replaced = revision, True
+            self._own, self._own_in_feed, self._is_replaced = revision, 0, True
             self._wake.set()
         self._own = max(self._own, revision)
+        if is_in_feed:
+            self._own_in_feed = max(self._own_in_feed, revision)
         self._is_own_known = self.inner.seen().bucket >= revision
 
     def _least(self, min_last_revision: int) -> int:

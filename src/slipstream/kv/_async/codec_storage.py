@@ -46,6 +46,10 @@ class CodecStorage(Generic[V]):
         """What a read of a key must have seen because of the session or handle it belongs to."""
         return self.inner.seen(self.codec.encode_key(key) if key else "")
 
+    def known(self, key: str) -> int | None:
+        """The newest revision of a key as of what a read of it must have seen (0: none); None if that is not known."""
+        return self.inner.known(self.codec.encode_key(key))
+
     def check_writable(self, what: str) -> None:
         """Raise ReadOnlyError if nothing can be written."""
         self.inner.check_writable(what)

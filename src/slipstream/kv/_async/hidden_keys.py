@@ -57,6 +57,11 @@ class HiddenKeyStorage(CodecStorage[V]):
         seen = [self.inner.seen(name) for name in (self._names(key) if key else [""])]
         return Seen(max(each.bucket for each in seen), max(each.key for each in seen), seen[0].is_latest)
 
+    def known(self, key: str) -> int | None:
+        """The newest revision of a key as of what a read of it must have seen (0: none); None if that is not known."""
+        names = self._names(key)
+        return self.inner.known(names[0]) if len(names) == 1 else None
+
     def _names(self, key: str) -> list[str]:
         """The names of a key, the one that is written last."""
         return [*self.codec.other_keys(key), self.codec.encode_key(key)]

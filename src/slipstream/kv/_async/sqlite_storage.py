@@ -106,6 +106,10 @@ class SqliteStorage:
         """Nothing: every read of a local bucket is the latest."""
         return Seen()
 
+    def known(self, key: str) -> int | None:  # noqa: ARG002
+        """Nothing is remembered."""
+        return None
+
     async def close(self) -> None:
         """Close the database. Can be called again; waiting feeds raise."""
         await self._database.close()

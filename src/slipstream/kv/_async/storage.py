@@ -107,6 +107,10 @@ class Storage(Protocol[V]):
         """What a read of a key (empty: of more than one) must have seen because of the session or handle."""
         ...
 
+    def known(self, key: str) -> int | None:
+        """The newest revision of a key as of what a read of it must have seen (0: none); None if that is not known."""
+        ...
+
     def check_writable(self, what: str) -> None:
         """Raise ReadOnlyError if nothing can be written: for writes that begin with a read. `what` is to be written."""
         ...
@@ -231,6 +235,10 @@ class WrappedStorage(Generic[V]):
     def seen(self, key: str = "") -> Seen:
         """What a read of a key must have seen because of the session or handle it belongs to."""
         return self.inner.seen(key)
+
+    def known(self, key: str) -> int | None:
+        """The newest revision of a key as of what a read of it must have seen (0: none); None if that is not known."""
+        return self.inner.known(key)
 
     def check_writable(self, what: str) -> None:
         """Raise ReadOnlyError if nothing can be written."""

@@ -128,6 +128,11 @@ class StreamStorage:
         subject = self._prefix + key if key else ""
         return Seen(session.wanted(stream, subject), session.seen_of(stream, subject), self._is_latest)
 
+    def known(self, key: str) -> int | None:
+        """The newest revision of a key as of what a read of it must have seen (0: none); None if that is not known."""
+        session = self._context.session
+        return None if session is None else session.known(self.address.stream, self._prefix + key)
+
     # Writing
 
     def check_writable(self, what: str) -> None:
