@@ -7,8 +7,10 @@ field, never a secret.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -18,6 +20,9 @@ import msgspec
 
 from slipstream.client.options import ClientOptions
 from slipstream.errors import CredentialsError, UsageError
+from slipstream.wire.redaction import redacted
+
+log = logging.getLogger("slipstream.client")
 
 _NAME = re.compile(r"[^/\\:\0.][^/\\:\0]*")
 _UNSUPPORTED = {"nsc": "an nsc:// reference", "socks_proxy": "a SOCKS proxy"}
@@ -30,7 +35,7 @@ class Context:
     name: str
     description: str = ""
     url: str = ""
-    user: str = ""
+    user: str = ""  # a token, if there is no password
     password: str = field(default="", repr=False)
     token: str = field(default="", repr=False)
     creds: str = ""
@@ -43,6 +48,14 @@ class Context:
     jetstream_domain: str = ""
     jetstream_api_prefix: str = ""
     unknown: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def __repr__(self) -> str:  # secrets are not shown, nor those of the URL
+        shown = {"name": self.name, "url": redacted(self.url)}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value and each.repr and each.name not in shown and (each.name != "user" or self.password):
+                shown[each.name] = value
+        return f"Context({', '.join(f'{name}={value!r}' for name, value in shown.items() if value)})"
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of `connect`: `connect(**context.arguments())`."""
@@ -113,7 +126,9 @@ class Contexts:
             raise UsageError("no context is selected; name one")
         path = Path(name) if name.endswith(".json") and Path(name).is_absolute() else self._file(name)
         try:
-            return Context.from_json(path.stem, path.read_bytes())
+            with path.open("rb") as file:
+                _warn_if_open_to_others(path, os.fstat(file.fileno()).st_mode)
+                return Context.from_json(path.stem, file.read())
         except FileNotFoundError:
             known = ", ".join(self.names()) or "none"
             raise UsageError(f"no context {name!r}; known: {known}") from None
@@ -123,7 +138,8 @@ class Contexts:
     def save(self, context: Context) -> Path:
         """Write a context, readable by its owner only: it may hold secrets."""
         path = self._file(context.name)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (self._directory, path.parent):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         written = path.with_suffix(".new")
         written.unlink(missing_ok=True)
         with os.fdopen(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -147,6 +163,13 @@ class Contexts:
         if not _NAME.fullmatch(name):
             raise UsageError(f"context name must be a file name without '/', '\\', ':' and a leading '.', got {name!r}")
         return self._directory / "context" / f"{name}.json"
+
+
+def _warn_if_open_to_others(path: Path, mode: int) -> None:
+    """It may hold secrets, and says to whom they are sent."""
+    if mode & 0o066:
+        what = "written" if mode & 0o022 else "read"
+        log.warning("context file %s can be %s by others (mode %03o); chmod 600 it", path, what, stat.S_IMODE(mode))
 
 
 def _path(text: str) -> Path:

@@ -206,7 +206,7 @@ class ServerOptions(ListenerOptions):
         "enable JetStream; -js=false disables it", True, group="JetStream", keys="jetstream", flags="js jetstream"
     )
     data_dir: PathLike | None = option(
-        "directory of file streams; unset: Server() keeps them in memory, the command in /tmp", None,
+        "directory of file streams; unset: Server() keeps them in memory, the command in ~/.local/state", None,
         keys="store_dir storedir jetstream.store_dir", flags="sd store_dir data-dir data_dir", value="DIR",
     )  # fmt: skip
     domain: str = option(

@@ -38,6 +38,7 @@ from slipstream.server.loop.clock import Clock, VirtualClock
 from slipstream.server.loop.committer import Worker
 from slipstream.server.loop.connection import Connection, ConnectionLimits
 from slipstream.server.loop.driver import Driver
+from slipstream.server.loop.listening import ListeningSockets
 from slipstream.server.loop.monitoring import ListenPorts, Monitor
 from slipstream.server.loop.tls import Tls
 from slipstream.server.loop.upstream import Upstreams, named
@@ -105,7 +106,7 @@ class Server:
         self.websocket_port = 0
         self.http_port = 0
         self._settings = engine_settings(options, self._tls)
-        self._sockets: list[asyncio.Server] = []
+        self._sockets: list[ListeningSockets] = []
         self._upstreams: Upstreams | None = None
         self._driver: Driver | None = None
         self._worker: Worker | None = None
@@ -171,17 +172,19 @@ class Server:
             raise
 
     async def _listen(self, loop: asyncio.AbstractEventLoop, clock: Clock, file: Store, memory: Store) -> None:
-        """Put the parts together. The port is bound first, since INFO names it, and served last."""
+        """Put the parts together. All ports are taken first (INFO names them, and a port that is lost must not cost the
+        time of loading), and served last."""
         tls, options = self._tls, self.options
         limits = ConnectionLimits(options.max_control_line, check_seconds(options.write_deadline))
-        socket = await self._bind(
-            loop,
-            lambda: Connection(self._running, engine, engine.listener, limits, tls),
-            self.host,
-            self.port,
-            tls if tls is not None and tls.first else None,
-        )
-        self.port = _port_of(socket)
+        clients = await self._open(self.host, self.port)
+        self.port = clients.port
+        websockets = monitoring = None
+        if options.websocket is not None:
+            websockets = await self._open(options.websocket.host, options.websocket.port)
+            self.websocket_port = websockets.port
+        if options.http_port is not None:
+            monitoring = await self._open(options.http_host or self.host, options.http_port)
+            self.http_port = monitoring.port
         settings = dataclasses.replace(self._settings, port=self.port)
         engine = Engine(settings, file=file, memory=memory, rng=random.Random(), now=clock(), verify=verify)
         engine.listener = engine.listener._replace(by_certificate=tls is not None and tls.map_users)
@@ -199,35 +202,29 @@ class Server:
         self._faults = FaultRunner(driver, network) if network is not None else None
         for account in engine.accounts:
             account.router.add(f"{PREFIX}>", FaultApi(driver, self._faults, account))
-        if options.http_port is not None:
+        if monitoring is not None:
             monitor = Monitor(
                 engine, clock, options, lambda: ListenPorts(self.http_port, self.websocket_port), driver.pending
             )
-            await self._open_monitor(loop, monitor, options.http_host or self.host, options.http_port)
-        if options.websocket is not None:
-            await self._open_websocket(loop, engine, options.websocket, limits)
+            await monitoring.serve(monitor.connection, None)
+            log.info("Starting http monitor on %s", _address(options.http_host or self.host, self.http_port))
+        if websockets is not None and options.websocket is not None:
+            await self._serve_websockets(websockets, engine, options.websocket, limits)
         self._upstreams = Upstreams(driver, named(options.upstreams or {}))
         self._upstreams.start()
-        await socket.start_serving()
+        await clients.serve(
+            lambda: Connection(self._running, engine, engine.listener, limits, tls),
+            tls if tls is not None and tls.first else None,
+        )
         log.info("Listening for client connections on %s", _address(self.host, self.port))
 
-    async def _bind(
-        self, loop: asyncio.AbstractEventLoop, protocol: Callable[[], asyncio.Protocol], host: str, port: int,
-        tls: Tls | None,
-    ) -> asyncio.Server:  # fmt: skip
-        socket = await loop.create_server(
-            protocol,
-            host,
-            bindable(port),
-            start_serving=False,
-            ssl=tls.context if tls is not None else None,
-            ssl_handshake_timeout=tls.timeout if tls is not None else None,
-        )
-        self._sockets.append(socket)
-        return socket
+    async def _open(self, host: str, port: int) -> ListeningSockets:
+        sockets = await ListeningSockets.open(host, bindable(port))
+        self._sockets.append(sockets)
+        return sockets
 
-    async def _open_websocket(
-        self, loop: asyncio.AbstractEventLoop, engine: Engine, options: WebSocketOptions, limits: ConnectionLimits
+    async def _serve_websockets(
+        self, sockets: ListeningSockets, engine: Engine, options: WebSocketOptions, limits: ConnectionLimits
     ) -> None:
         tls = options.load_tls()
         origins = Origins(options.same_origin, frozenset(options.allowed_origins), tls is not None)
@@ -243,21 +240,13 @@ class Server:
                 timeout=check_seconds(options.handshake_timeout),
             )
 
-        socket = await self._bind(loop, connect, options.host, options.port, tls)
-        self.websocket_port = _port_of(socket)
         secured = tls is not None
         listener = Listener(
             options.host, self.websocket_port, WEBSOCKET, tls_required=secured, tls_available=secured,
             by_certificate=tls is not None and tls.map_users,
         )  # fmt: skip
-        await socket.start_serving()
+        await sockets.serve(connect, tls)
         log.info("Listening for websocket clients on %s", self.websocket_url)
-
-    async def _open_monitor(self, loop: asyncio.AbstractEventLoop, monitor: Monitor, host: str, port: int) -> None:
-        socket = await self._bind(loop, monitor.connection, host, port, None)
-        self.http_port = _port_of(socket)
-        await socket.start_serving()
-        log.info("Starting http monitor on %s", _address(host, self.http_port))
 
     async def fault_command(self, name: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """Run a fault command (see `slipstream.testing`) in the default account; returns its answer."""
@@ -305,8 +294,8 @@ class Server:
         self._stores = []
 
     def _close_sockets(self) -> None:
-        for socket in self._sockets:
-            socket.close()
+        for sockets in self._sockets:
+            sockets.close()
         self._sockets = []
 
     async def _settle(self, driver: Driver) -> None:
@@ -435,10 +424,6 @@ def engine_settings(options: ServerOptions, tls: Tls | None) -> Settings:
 
 def _bytes(size: int) -> str:
     return "unlimited" if size < 0 else f"{size / 1024 / 1024:.4g} MiB (max_pending_total)"
-
-
-def _port_of(socket: asyncio.Server) -> int:
-    return int(socket.sockets[0].getsockname()[1])
 
 
 def _address(host: str, port: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from slipstream.errors import UsageError
 from slipstream.server import Server, Upstream, User
 from slipstream.server.engine.ports import Record
 from slipstream.server.loop import upstream as upstream_module
+from slipstream.server.options import ServerOptions
 from slipstream.server.process.flags import apply, parse
 from slipstream.server.process.options import ProcessOptions
 from slipstream.testing import TestServer
@@ -261,7 +263,7 @@ async def test_a_login_is_used_and_an_unknown_upstream_is_reported() -> None:
 
             await until(lambda: says_so("LOST", 10029))
             error = (await api(here, "STREAM.INFO.LOST"))["mirror"]["error"]["description"]
-            assert error == "no upstream is configured for '$JS.other.API'; configured: $JS.hub.API"
+            assert error == "no upstream is configured for '$JS.other.API'"  # and none that is
             await until(lambda: says_so("NONE", 10059))
             # An upstream of that name that comes later is found; a mirror that is deleted is read no more.
             await there.jetstream().create_stream(S.replace(name="NONE", subjects=("none.>",)))
@@ -269,6 +271,69 @@ async def test_a_login_is_used_and_an_unknown_upstream_is_reported() -> None:
             await reaches(here, 1, "NONE")
             await api(here, "STREAM.DELETE.NONE")
     assert "secret" not in repr(Upstream(servers=hub.url, password="secret"))
+
+
+async def test_an_account_reads_only_the_upstreams_that_it_was_given(caplog: pytest.LogCaptureFixture) -> None:
+    """The server's login at the hub is not for everybody who may create a stream."""
+    users = [User(name=name, password="pw", account=name) for name in ("A", "B", "C", "$G")]
+    with Server(users=[User(name="edge", password="secret")]) as hub, socket.create_server(("127.0.0.1", 0)) as gone:
+        closed = f"nats://127.0.0.1:{gone.getsockname()[1]}"
+        gone.close()
+        login: dict[str, Any] = {"user": "edge", "password": "secret"}
+        upstreams = {
+            "hub": Upstream(servers=hub.url, **login),
+            "mine": Upstream(servers=hub.url, accounts="A", **login),
+            "ours": Upstream(servers=hub.url, accounts=["A", "B"], **login),
+            "open": Upstream(servers=hub.url, accounts="*", **login),
+            "gone": Upstream(servers=closed, accounts="*"),
+        }
+        async with (
+            Server(users=users, upstreams=upstreams) as edge,
+            connect(hub.url, **login) as there,
+        ):
+            await there.jetstream().create_stream(S)
+            await fill(there, 1, 3)
+            seen: dict[str, list[str]] = {}
+            for account in ("A", "B", "C", "$G"):
+                async with connect(edge.url, user=account, password="pw") as here:
+                    for name in upstreams:
+                        external = {"api": f"$JS.{name}.API", "deliver": ""}
+                        await make(here, f"M_{name}", source={"external": external})
+
+                    async def outcome(here: Client, name: str) -> str:
+                        while True:
+                            info = await api(here, f"STREAM.INFO.M_{name}")
+                            if info["state"]["messages"] == 3:
+                                return "read"
+                            if error := info["mirror"].get("error"):
+                                return str(error["description"])
+                            await asyncio.sleep(0.01)
+
+                    async with asyncio.timeout(30):
+                        found = [await outcome(here, name) for name in upstreams]
+                    seen[account] = ["-" if "no upstream is configured for" in one else one for one in found]
+                    assert not any(text in "".join(found) for text in ("127.0.0.1", "nats://", "secret", "edge"))
+    unreachable = "upstream '$JS.gone.API' cannot be reached"
+    assert seen == {
+        "A": ["-", "read", "read", "read", unreachable],
+        "B": ["-", "-", "read", "read", unreachable],
+        "C": ["-", "-", "-", "read", unreachable],
+        "$G": ["read", "-", "-", "read", unreachable],
+    }
+    assert "upstream $JS.gone.API cannot be read for stream S: " in caplog.text  # the log says why
+    assert "secret" not in caplog.text
+
+
+def test_no_repr_shows_the_secrets_of_an_upstream() -> None:
+    upstream = Upstream(servers=["nats://u:SECRET@h", "TOKEN@i"], password="PASS", accounts="A")
+    assert repr(upstream) == "Upstream(servers='nats://***@h,***@i', accounts=('A',))"
+    shown = repr(ServerOptions(upstreams={"hub": upstream, "b": "nats://u:SECRET@h"}, password="PASS", user="u"))
+    assert not any(secret in shown for secret in ("SECRET", "TOKEN", "PASS"))
+    with pytest.raises(UsageError, match=r"got '\*\*\*@x'") as wrong:
+        apply(parse(["--upstream", "=nats://u:SECRET@x"]), ProcessOptions())
+    assert "SECRET" not in str(wrong.value)
+    with pytest.raises(UsageError, match="account name must be printable"):
+        Upstream(servers="nats://h", accounts=["a b"])
 
 
 def test_upstreams_on_the_command_line() -> None:

@@ -8,9 +8,9 @@ import os
 import re
 import signal
 import socket
+import stat
 import subprocess
 import sys
-import tempfile
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -23,6 +23,7 @@ from slipstream.server import User
 from slipstream.server.options import ServerOptions
 from slipstream.server.process import command, flags
 from slipstream.server.process.options import ProcessOptions
+from tests.ports import free_port
 from tests.servers import real_binary
 
 OURS = [sys.executable, "-m", "slipstream", "server"]
@@ -133,6 +134,23 @@ def greeting(port: int) -> dict[str, object]:
         return found
 
 
+@pytest.mark.parametrize("command", [OURS, [real_binary()]], ids=["ours", "real"])
+def test_equal_ports_for_clients_and_monitoring_are_an_error(command: list[str], tmp_path: Path) -> None:
+    port, ports = str(free_port()), tmp_path / "ports"
+    ports.mkdir()
+    argv = ["-a", "127.0.0.1", "-p", port, "-m", port, "-js=false", "-P", str(tmp_path / "pid")]
+    done = subprocess.run(
+        [*command, *argv, "--ports_file_dir", str(ports)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "[FTL]" in done.stderr
+    assert "address already in use" in done.stderr.lower()
+    assert "Server is ready" not in done.stderr
+    assert list(ports.iterdir()) == []
+    if command == OURS:
+        assert not (tmp_path / "pid").exists()  # it is written once the server listens
+
+
 LINE = re.compile(r"\[\d+\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} \[(INF|WRN|DBG|TRC)\] .+")
 
 
@@ -181,13 +199,15 @@ def test_the_command_has_jetstream_and_says_where_it_stores_and_what_to_do_next(
     ids=["4222", "4222-js", "5222-js", "5222", "free", "free-js", "core"],
 )
 def test_servers_side_by_side_do_not_share_a_default_directory(
-    argv: list[str], folder: str | None, monkeypatch: pytest.MonkeyPatch
+    argv: list[str], folder: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     used: list[ServerOptions] = []
     monkeypatch.setattr(command, "_run", lambda options, _: used.append(options.server))
-    monkeypatch.setattr(tempfile, "tempdir", "/t")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert command.main(argv) == 0
-    assert [each.data_dir for each in used] == [None if folder is None else Path("/t/slipstream", folder)]
+    assert [each.data_dir for each in used] == [None if folder is None else tmp_path / "slipstream" / folder]
+    if folder is not None:
+        assert [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "slipstream").glob("**")] == [0o700, 0o700]
 
 
 def test_pid_and_ports_files_are_written_and_removed(tmp_path: Path) -> None:
@@ -280,9 +300,11 @@ def test_help_version_and_errors_are_short(tmp_path: Path) -> None:
     )
     assert "Traceback" in traced.stderr
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        busy = run("-p", str(taken.getsockname()[1]), "-T=false")
+        taken_port = taken.getsockname()[1]
+        busy = run("-p", str(taken_port), "-T=false", "-js=false")
     assert busy.returncode == 1
-    assert "[FTL] cannot listen on that port" in busy.stderr.splitlines()[-1]
+    address = f"127.0.0.1:{taken_port}"
+    assert busy.stderr.splitlines()[-1].endswith(f"[FTL] cannot listen on {address}: Address already in use")
     (tmp_path / "file").touch()
     occupied = run("-p", "-1", "-js", "-sd", str(tmp_path / "file"))
     assert (occupied.returncode, "could not create storage directory" in occupied.stderr) == (1, True)

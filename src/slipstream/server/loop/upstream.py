@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING
 
 from slipstream.api import GetRequest, StreamInfo, encode_json, format_time, names
 from slipstream.errors import ApiError, Error, ErrorCode, MessageNotFoundError, RequestTimeoutError, UsageError
+from slipstream.server.engine.auth.users import DEFAULT_ACCOUNT, check_account
 from slipstream.server.engine.ports import Record
 from slipstream.server.engine.replication.ingest import CHUNK, RemoteIngest
+from slipstream.wire.redaction import redacted
 
 if TYPE_CHECKING:
     from slipstream.client._async.client import Client
@@ -39,7 +41,8 @@ MAX_FOREIGN_PAGES = 20  # pages answered by mirrors of the stream, before its le
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upstream:
-    """Another server or cluster: its addresses, and the credentials for it."""
+    """Another server or cluster: its addresses, the credentials for it, and the accounts whose mirrors and sources may
+    read from it with them (`"*"`: all accounts)."""
 
     servers: str | Sequence[str]
     user: str = ""
@@ -49,9 +52,21 @@ class Upstream:
     credentials: str | None = None
     tls_ca: str | None = None
     prefix: str = ""  # of its JetStream API, if that is not `$JS.API`
+    accounts: str | Sequence[str] = (DEFAULT_ACCOUNT,)
+
+    def __post_init__(self) -> None:
+        accounts = (self.accounts,) if isinstance(self.accounts, str) else tuple(self.accounts)
+        for name in accounts:
+            check_account(name)
+        object.__setattr__(self, "accounts", accounts)
 
     def __repr__(self) -> str:  # secrets are not shown
-        return f"Upstream(servers={self.servers!r})"
+        servers = self.servers if isinstance(self.servers, str) else ",".join(self.servers)
+        return f"Upstream(servers={redacted(servers)!r}, accounts={self.accounts!r})"
+
+    def serves(self, account: str) -> bool:
+        """Whether an account may read from it."""
+        return account in self.accounts or "*" in self.accounts
 
 
 UpstreamLike = Upstream | str | Sequence[str]
@@ -76,6 +91,7 @@ class Upstreams:
         self._upstreams = upstreams
         self._readers: dict[RemoteIngest, asyncio.Task[None]] = {}
         self._clients: dict[str, asyncio.Task[Client]] = {}
+        self._logged: dict[RemoteIngest, str] = {}  # the last failure that the log has
         self._loop = asyncio.get_running_loop()
 
     def start(self) -> None:
@@ -98,6 +114,7 @@ class Upstreams:
         wanted = self._driver.engine.remote_ingests.ingests
         for remote in [remote for remote in self._readers if remote not in wanted]:
             self._readers.pop(remote).cancel()
+            self._logged.pop(remote, None)
         for remote in wanted:
             if remote not in self._readers:
                 self._readers[remote] = self._loop.create_task(self._read(remote))
@@ -107,9 +124,12 @@ class Upstreams:
         assert remote.source.external is not None
         api = remote.source.external.api
         upstream = self._upstreams.get(api)
-        if upstream is None:
-            known = ", ".join(self._upstreams) or "none"
-            text = f"no upstream is configured for {api!r}; configured: {known}"
+        if upstream is None or not upstream.serves(remote.account):  # an account learns of no others
+            text = f"no upstream is configured for {api!r}"
+            log.warning(
+                "stream %s of account %s: %s%s", remote.source.name, remote.account, text,
+                "" if upstream is None else f"; accounts that may use it: {', '.join(upstream.accounts)}",
+            )  # fmt: skip
             remote.fail(ErrorCode.MIRROR_CONSUMER_SETUP_FAILED.error(err=text), self._driver.clock())
             return
         from slipstream.jetstream._async.jetstream import (
@@ -124,11 +144,19 @@ class Upstreams:
             except ApiError as exc:
                 remote.fail(exc, self._driver.clock())
             except (Error, OSError, TimeoutError) as exc:
-                remote.fail(ErrorCode.MIRROR_CONSUMER_SETUP_FAILED.error(err=exc, status=503), self._driver.clock())
-            except Exception as exc:  # a defect must not end the mirror: try again
+                self._unreachable(remote, api, str(exc) or type(exc).__name__)
+            except Exception:  # a defect must not end the mirror: try again
                 log.exception("internal error in reading stream %s of %r", remote.source.name, upstream)
-                remote.fail(ErrorCode.MIRROR_CONSUMER_SETUP_FAILED.error(err=exc), self._driver.clock())
+                self._unreachable(remote, api, "internal error")
             await asyncio.sleep(RETRY)
+
+    def _unreachable(self, remote: RemoteIngest, api: str, why: str) -> None:
+        """The reason names addresses: it goes to the log, once. Who asks for the stream's info learns that it is so."""
+        if self._logged.get(remote) != why:
+            self._logged[remote] = why
+            log.warning("upstream %s cannot be read for stream %s: %s", api, remote.source.name, why)
+        text = f"upstream {api!r} cannot be reached"
+        remote.fail(ErrorCode.MIRROR_CONSUMER_SETUP_FAILED.error(err=text, status=503), self._driver.clock())
 
     async def _client(self, api: str, upstream: Upstream) -> Client:
         """The connection to an upstream, shared by its readers."""

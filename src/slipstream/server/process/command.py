@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import json
 import logging
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,12 +24,11 @@ from slipstream.server.process import flags as command_line
 from slipstream.server.process import logs
 from slipstream.server.process.config_file import read_config
 from slipstream.server.process.options import ProcessOptions
+from slipstream.server.process.private_dir import default_root, make_private
 from slipstream.server.server import Server, new_loop
 from slipstream.version import VERSION
 
 log = logging.getLogger("slipstream.server")
-
-_PORT_IN_USE = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
 
 
 def main(argv: Sequence[str], *, started: Callable[[Server], None] | None = None) -> int:
@@ -58,12 +55,16 @@ def main(argv: Sequence[str], *, started: Callable[[Server], None] | None = None
     try:
         if path:
             log.info("Using configuration file: %s", path)
-        _run(replace(options, server=_with_data_dir(server, is_default=is_default)), started)
+        found = _with_data_dir(server, is_default=is_default)
+        if server.data_dir is None and found.data_dir is not None:
+            for folder in (Path(found.data_dir).parent, Path(found.data_dir)):
+                make_private(folder)
+        _run(replace(options, server=found), started)
     except Error as exc:
         log.critical("%s", exc)
         return 1
     except OSError as exc:  # a port in use, a directory that cannot be written
-        log.critical("cannot listen on that port: %s" if exc.errno in _PORT_IN_USE else "%s", exc)
+        log.critical("%s", exc.strerror if exc.filename is None and exc.strerror else exc)
         return 1
     finally:
         logging.getLogger("slipstream").removeHandler(handler)
@@ -80,8 +81,8 @@ def _with_data_dir(server: ServerOptions, *, is_default: bool) -> ServerOptions:
     if not server.jetstream or server.data_dir is not None or (is_default and server.port < 1):
         return server
     name = "jetstream" if not is_default or server.port == COMMAND_DEFAULTS.port else f"jetstream-{server.port}"
-    folder = Path(tempfile.gettempdir(), "slipstream", name)
-    log.warning("Temporary storage directory used, data could be lost on system reboot: %s", folder)
+    folder = default_root() / name
+    log.warning("No storage directory is configured (-sd DIR), streams are stored in %s", folder)
     return replace(server, data_dir=folder)
 
 
@@ -91,7 +92,7 @@ def _run(options: ProcessOptions, started: Callable[[Server], None] | None) -> N
     gc.set_threshold(100_000, 50, 50)
     if options.server.data_dir is not None and options.server.jetstream:
         try:
-            Path(options.server.data_dir).mkdir(parents=True, exist_ok=True)
+            Path(options.server.data_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as exc:
             raise UsageError(f"could not create storage directory {str(options.server.data_dir)!r}: {exc}") from exc
     elif options.server.data_dir is not None:

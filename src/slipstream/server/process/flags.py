@@ -16,6 +16,7 @@ from slipstream.errors import UsageError
 from slipstream.server.options import COMMAND_DEFAULTS, Option, ServerOptions, options_of
 from slipstream.server.process.conf.tree import plain
 from slipstream.server.process.options import ProcessOptions
+from slipstream.wire.redaction import redacted
 
 WIDTH, COLUMN = 80, 29  # of the help; where its second column begins
 
@@ -185,7 +186,7 @@ def _upstreams(text: str) -> dict[str, str]:
     for part in text.split(","):
         name, _, url = part.partition("=")
         if not name or not url:
-            raise UsageError(f"--upstream must be NAME=URL, as in hub=nats://hub.example:4222, got {part!r}")
+            raise UsageError(f"--upstream must be NAME=URL, as in hub=nats://hub.example:4222, got {redacted(part)!r}")
         found[name] = url
     return found
 

@@ -327,6 +327,31 @@ def test_a_second_process_learns_the_pid_of_the_lock_holder(store: LmdbStore, pa
     assert store.streams() == []
 
 
+@pytest.mark.parametrize("name", ["store.lock", "lock.mdb", "data.mdb"])
+@pytest.mark.parametrize("kind", ["symbolic", "hard", "dangling"])
+def test_a_link_in_place_of_a_file_of_the_store_is_refused(name: str, kind: str, tmp_path: Path) -> None:
+    """It would have the server overwrite the file that it leads to."""
+    folder, victim = tmp_path / "store", tmp_path / "victim"
+    folder.mkdir()
+    if kind != "dangling":
+        victim.write_text("precious")
+    if kind == "hard":
+        (folder / name).hardlink_to(victim)
+    else:
+        (folder / name).symlink_to(victim)
+    with pytest.raises(StoreError, match=rf"{name} in .* must be a file of its own, not a link"):
+        LmdbStore(folder)
+    assert not victim.exists() if kind == "dangling" else victim.read_text() == "precious"
+
+
+def test_a_lock_file_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    LmdbStore(path).close()
+    uid = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
+    with pytest.raises(StoreError, match=rf"must belong to the user of the server \(uid {uid + 1}\), got uid {uid}"):
+        LmdbStore(path)
+
+
 def test_a_forked_child_can_neither_read_nor_write(store: LmdbStore) -> None:
     log = store.create("S", b"")
     fill(log, 5)

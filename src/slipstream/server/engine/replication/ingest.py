@@ -48,6 +48,7 @@ class RemoteIngest(Hashable, Protocol):
     """An ingest from another server, as the driver sees it."""
 
     source: StreamSource
+    account: str  # of the stream
 
     @property
     def next_seq(self) -> int:
@@ -109,6 +110,7 @@ class Ingest:
     def __init__(self, services: IngestServices, stream: Stream, source: StreamSource) -> None:
         self.source = source
         self.stream = stream
+        self.account = services.name
         self.paused = ""  # by a fault command: `HELD` or `CUT`
         transforms = source.subject_transforms
         self.filters = tuple(t.src or ">" for t in transforms) or (source.filter_subject or ">",)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -137,7 +138,16 @@ class Environment:
         self._open_for_use = True
 
     def _take_lock(self) -> int:
-        fd = os.open(self.path / "store.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Lock the directory for this process, in a file with its pid. A link in its place, which another user may have
+        made, would have the server overwrite the file that it leads to."""
+        for name in ("store.lock", "data.mdb", "lock.mdb"):
+            self._refuse_link(self.path / name)
+        fd = os.open(self.path / "store.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            self._refuse_link(fd)
+        except BaseException:
+            os.close(fd)
+            raise
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -147,6 +157,21 @@ class Environment:
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         return fd
+
+    def _refuse_link(self, file: Path | int) -> None:
+        """Raise an error unless a file of the store is the server's own, and known by one name alone."""
+        try:
+            found = os.fstat(file) if isinstance(file, int) else os.lstat(file)
+        except FileNotFoundError:
+            return
+        name = file.name if isinstance(file, Path) else "store.lock"
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+            raise StoreError(f"{name} in {self.path} must be a file of its own, not a link or a directory")
+        if found.st_uid != os.geteuid():
+            raise StoreError(
+                f"{name} in {self.path} must belong to the user of the server (uid {os.geteuid()}), "
+                f"got uid {found.st_uid}"
+            )
 
     @property
     def write(self) -> lmdb.Transaction[bytes]:
