@@ -16,8 +16,9 @@ from slipstream.wire import check_filter, is_valid_subject
 
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
 DEFAULT_TIMEOUT = 10.0
+DEFAULT_RETRY_FOR = 60.0
 
-CONNECTION = ("servers", "context", "credentials", "apiPrefix", "domain", "timeout")
+CONNECTION = ("servers", "context", "credentials", "apiPrefix", "domain", "timeout", "retryFor")
 # Spark passes these along with ours: the argument of load() and save(), options of a streaming query, and properties
 # of a table (CREATE TABLE), which repeat each option with "option." before its name.
 _SPARKS_OWN = frozenset(
@@ -36,7 +37,12 @@ _SECRET_ADVICE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """How to reach the servers, without any secret. Without `servers`: those of the context, or the default address."""
+    """How to reach the servers, without any secret. Without `servers`: those of the context, or the default address.
+
+    `retry_for` is how long tasks and streaming queries wait for a server that is away; `plan_retry_for` the same for
+    the planning of a batch read or write, where a wrong address is more likely than an outage: it does not wait,
+    unless the user has set the option.
+    """
 
     servers: tuple[str, ...] = ()
     context: str = ""
@@ -44,6 +50,8 @@ class Connection:
     api_prefix: str = ""
     domain: str = ""
     timeout: float = DEFAULT_TIMEOUT
+    retry_for: float = DEFAULT_RETRY_FOR
+    plan_retry_for: float = 0.0
 
 
 class Secrets(NamedTuple):
@@ -146,15 +154,15 @@ class OptionReader:
             raise self.bad(name, f"{', '.join(map(repr, allowed[:-1]))} or {allowed[-1]!r}")
         return value
 
-    def seconds(self, name: str, default: float) -> float:
-        """A time span."""
+    def seconds(self, name: str, default: float, *, or_zero: bool = False) -> float:
+        """A time span; 0 only where the option has a meaning for it."""
         value = self.text(name)
         try:
             number = float(value) if value else default
         except ValueError:
-            number = 0.0
-        if not 0 < number < 1e6:
-            raise self.bad(name, "a number of seconds above 0")
+            number = -1.0
+        if not 0 < number < 1e6 and not (or_zero and number == 0):
+            raise self.bad(name, "a number of seconds, 0 or more" if or_zero else "a number of seconds above 0")
         return number
 
     def filters(self, name: str) -> tuple[str, ...]:
@@ -199,6 +207,7 @@ class OptionReader:
         context, credentials = self.text("context"), self.text("credentials")
         if context and credentials:
             raise self.exclusive("credentials", "context")
+        retry_for = self.seconds("retryFor", DEFAULT_RETRY_FOR, or_zero=True)
         return Connection(
             servers=servers,
             context=context,
@@ -206,4 +215,6 @@ class OptionReader:
             api_prefix=prefix,
             domain=domain,
             timeout=self.seconds("timeout", DEFAULT_TIMEOUT),
+            retry_for=retry_for,
+            plan_retry_for=retry_for if self.has("retryFor") else 0.0,
         )

@@ -15,7 +15,8 @@ def test_dead_letter_is_truncated_to_the_maximum_payload(name: str, max_payload:
     with Server(max_payload=max_payload) as server, connect_blocking(server.url) as client:
         js = client.jetstream()
         js.create_stream(StreamConfig(name="D", subjects=("D",), allow_direct=True))
-        rejects = DeadLetters(js, "D", prefix="p", timeout=5)
+        rejects = DeadLetters("D", prefix="p", timeout=5)
+        rejects.attach(js)
         for row, size in enumerate((10, max_payload - 200, 2 * max_payload)):
             rejects.add(row, name, b"x" * size, UsageError(f"row {row}: bad key {name}: letters are allowed"))
         rejects.flush()
@@ -35,7 +36,8 @@ def test_id_of_a_dead_letter_does_not_depend_on_the_row_number() -> None:
         js = client.jetstream()
         js.create_stream(StreamConfig(name="D", subjects=("D",), allow_direct=True))
         for row in (9, 10_000):  # another attempt; the number is longer, so less of the row has room
-            rejects = DeadLetters(js, "D", prefix="p", timeout=5)
+            rejects = DeadLetters("D", prefix="p", timeout=5)
+            rejects.attach(js)
             rejects.add(row, "k", b"x" * 2000, UsageError(f"row {row}: bad key 'k'"))
             rejects.flush()
         assert js.stream("D").info().state.messages == 1

@@ -179,7 +179,7 @@ class TestFence:
             js,
             SinkOptions(bucket=bucket, only_changed=only_changed),
             epoch,
-            DeadLetters(js, "", prefix="", timeout=5.0),
+            DeadLetters("", prefix="", timeout=5.0),
         )
 
     def test_a_worker_that_outlived_its_driver_is_too_late(self, js: BlockingJetStream, fresh: str) -> None:

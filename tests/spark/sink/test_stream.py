@@ -95,14 +95,16 @@ class TestIds:
         with pytest.raises(UsageError, match=said):
             next(records([batch], Shape(has_msg_id=True), "p."))
 
-    def test_headers_of_the_sink_are_rejected(self) -> None:
+    def test_headers_of_the_publish_that_stored_a_message_are_not_copied(self) -> None:
         kind = pa.map_(pa.string(), pa.list_(pa.string()))
-        headers = pa.array([[("Nats-Msg-Id", ["x"])]], kind)
-        batch = pa.RecordBatch.from_arrays([pa.array(["a"]), pa.array([b""]), headers], ["subject", "data", "headers"])
-        with pytest.raises(
-            UsageError, match=r"row 0 .*'Nats-Msg-Id' is reserved for the sink; for an id use the column"
-        ):
-            next(records([batch], Shape(has_headers=True), "p."))
+        copied = [("Nats-Msg-Id", ["x"]), ("Nats-Expected-Stream", ["S"]), ("A", ["1", "2"]), ("Nats-Batch-Id", ["b"])]
+        headers = pa.array([copied, [("Nats-Msg-Id", ["y"])]], kind)
+        batch = pa.RecordBatch.from_arrays(
+            [pa.array(["a", "a"]), pa.array([b"", b"1"]), headers], ["subject", "data", "headers"]
+        )
+        found = next(records([batch], Shape(has_headers=True), "p."))
+        assert [one.headers for one in found] == [b"A: 1\r\nA: 2\r\n", b""]
+        assert all(one.msg_id.startswith("p.") for one in found)
 
     def test_columns_are_checked(self) -> None:
         kind = "map<string,string>"

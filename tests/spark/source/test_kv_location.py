@@ -158,7 +158,7 @@ class TestWrites:
         )
         kv.put("a", b"1")
         for batch, expected in ((6, b"6"), (5, b"6")):
-            rejects = DeadLetters(js, "", prefix="", timeout=5.0)
+            rejects = DeadLetters("", prefix="", timeout=5.0)
             keeper = BucketWriter(js, SinkOptions(bucket=f"{fresh}copy"), Epoch("q", batch), rejects)
             keeper.add(Change("a", b"%d" % batch))
             keeper.flush()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from slipstream.spark.failures import with_short_errors
+from slipstream.spark.option_reader import DEFAULT_RETRY_FOR
 from slipstream.spark.options import JETSTREAM, JETSTREAM_KV, sink_options, stream_sink_options
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def into_bucket(bucket: str, options: Mapping[str, str] | None = None) -> Callab
 
     A retried micro-batch writes the same values, so the view comes out the same.
     """
-    settings = {**(options or {}), "bucket": bucket}
+    settings = _waiting(options, bucket=bucket)
     sink_options(settings)  # a mistake is raised now, not in the first micro-batch
 
     def write(batch: DataFrame, batch_id: int) -> None:  # noqa: ARG001 - Spark passes both
@@ -38,10 +39,19 @@ def into_stream(stream: str, options: Mapping[str, str] | None = None) -> Callab
 
     To write more than once in one micro-batch, give each write a name of its own by the option `writeId`.
     """
-    settings = {**(options or {}), "stream": stream}
+    settings = _waiting(options, stream=stream)
     stream_sink_options(settings)
 
     def write(batch: DataFrame, batch_id: int) -> None:
         batch.write.format(JETSTREAM).mode("append").options(**settings).option("batchId", str(batch_id)).save()
 
     return with_short_errors(write)
+
+
+def _waiting(options: Mapping[str, str] | None, **target: str) -> dict[str, str]:
+    """The options of the write. To Spark each micro-batch is a batch write, whose planning waits for a server that is
+    away only if that is asked for; a streaming query always waits."""
+    found = {**(options or {}), **target}
+    if "retryfor" not in map(str.lower, found):
+        found["retryFor"] = str(DEFAULT_RETRY_FOR)
+    return found

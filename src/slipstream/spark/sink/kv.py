@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,12 +22,13 @@ from slipstream.errors import Error, MessageNotFoundError, UsageError, WrongLast
 from slipstream.facade._sync.client import JetStream
 from slipstream.jetstream.publish.bulk_window import Draft
 from slipstream.jetstream.reads.direct_get import StoredMessage
-from slipstream.spark.connect import open_jetstream
+from slipstream.spark.connect import RetryingConnection
 from slipstream.spark.options import SinkOptions, sink_options
 from slipstream.spark.sink.dead_letters import DeadLetters, is_bad_row
 from slipstream.spark.sink.entries import Change, Layout, layout_of
 from slipstream.spark.sink.fence import Epoch, is_due
 from slipstream.spark.sink.outbox import Outbox, size_error
+from slipstream.spark.sink.replay import Replay
 from slipstream.spark.sink.stream import BATCH_ID, QUERY_ID, current_task
 from slipstream.spark.source.kv_location import origin_of
 
@@ -60,25 +61,55 @@ class KeyValueTask:
     write: str
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Written:
-        """Write every row and wait until each is acknowledged."""
-        epoch = current_epoch()
-        rows = 0
-        with open_jetstream(self.options.connection, os.environ, reconnect=False) as js:
-            prefix = self._dead_letter_prefix(epoch, current_task().partitionId())
-            rejects = DeadLetters(js, self.options.dead_letter, prefix=prefix, timeout=self.options.connection.timeout)
-            writer = BucketWriter(js, self.options, epoch, rejects)
-            for batch in batches:
-                for row, change in self.layout.changes(batch, first=rows, reject=rejects.add):
-                    writer.add(change, row)
-                rows += batch.num_rows
-            writer.flush()
-            rejects.flush()
-            return Written(rows, writer.unchanged, rejects.count, writer.last_revision)
+        """Write every row and wait until each is acknowledged; a server that is away is waited for."""
+        epoch, connection = current_epoch(), self.options.connection
+        prefix = self._dead_letter_prefix(epoch, current_task().partitionId())
+        work = _TaskChanges(
+            self.layout, batches, DeadLetters(self.options.dead_letter, prefix=prefix, timeout=connection.timeout)
+        )
+        with RetryingConnection(connection, os.environ, reconnect=False) as server:
+            server.run(lambda js: self._attempt(js, work, epoch, server.succeeded))
+        return Written(work.rows, work.unchanged, work.rejects.count, work.last_revision)
+
+    def _attempt(self, js: JetStream, work: _TaskChanges, epoch: Epoch | None, confirmed: Callable[[], None]) -> None:
+        """Write all changes, or those that were not confirmed on an earlier connection."""
+        work.rejects.attach(js)
+        writer = BucketWriter(js, self.options, epoch, work.rejects)
+        for block in work.changes:
+            for row, change in block:
+                writer.add(change, row)
+            work.rejects.send()
+            if work.changes.is_full:
+                work.confirm(writer)
+                confirmed()
+        work.confirm(writer)
 
     def _dead_letter_prefix(self, epoch: Epoch | None, partition: int) -> str:
         """The prefix of the ids of its dead letters: the same for every attempt, unique to this task."""
         name = f"{epoch.query}/{epoch.batch}" if epoch else self.write
         return f"{name}/{self.options.bucket}/{partition}"
+
+
+class _TaskChanges:
+    """What a task keeps while its connections come and go: its changes, dead letters and statistics."""
+
+    def __init__(self, layout: Layout, batches: Iterator[pa.RecordBatch], rejects: DeadLetters) -> None:
+        self.rejects = rejects
+        self.changes = Replay(self._blocks(layout, batches), lambda item: len(item[1].value or b""))
+        self.rows = self.unchanged = self.last_revision = 0
+
+    def _blocks(self, layout: Layout, batches: Iterator[pa.RecordBatch]) -> Iterator[list[Item]]:
+        for batch in batches:
+            first, self.rows = self.rows, self.rows + batch.num_rows
+            yield list(layout.changes(batch, first=first, reject=self.rejects.add))
+
+    def confirm(self, writer: BucketWriter) -> None:
+        """Wait until every change so far is stored or a dead letter: no later attempt of this task needs them."""
+        writer.flush()
+        self.rejects.flush()
+        self.changes.confirm()
+        self.unchanged, writer.unchanged = self.unchanged + writer.unchanged, 0
+        self.last_revision = max(self.last_revision, writer.last_revision)
 
 
 class BucketWriter:
@@ -206,8 +237,8 @@ def key_value_task(options: Mapping[str, str], schema: StructType) -> KeyValueTa
     """The work of a write with these options, checked against the server."""
     found = sink_options(options)
     layout = layout_of({field.name: field.dataType.simpleString() for field in schema.fields}, found)
-    with open_jetstream(found.connection, os.environ) as js:
-        origin_of(js, found.bucket)
+    with RetryingConnection(found.connection, os.environ, retry_for=found.connection.plan_retry_for) as server:
+        server.run(lambda js: origin_of(js, found.bucket))
     return KeyValueTask(found, layout, uuid.uuid4().hex)
 
 

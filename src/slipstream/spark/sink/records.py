@@ -29,7 +29,8 @@ _TYPES = {
     "headers": ("map<string,array<string>>", "map<string,string>"),
     "msg_id": ("string",),
 }
-_RESERVED = ("Nats-Msg-Id", "Nats-Expected-", "Nats-Batch-")
+# Instructions of the publish that first stored a message, which a copy of the message must not repeat.
+_OF_THE_PUBLISH = ("Nats-Msg-Id", "Nats-Expected-", "Nats-Batch-")
 _REMEMBERED = 10_000
 _DIGEST = 12  # bytes
 BLOCK = 1_000  # rows that are handled together
@@ -188,8 +189,8 @@ def _header_lines(pairs: _Pairs, row: int, subject: str) -> bytes:
     headers = Headers()
     try:
         for name, value in pairs:
-            if name.startswith(_RESERVED):
-                raise UsageError(f"header {name!r} is reserved for the sink; for an id use the column 'msg_id'")
+            if name.startswith(_OF_THE_PUBLISH):
+                continue
             for one in value if isinstance(value, list) else [value]:
                 headers.add(name, one)  # type: ignore[arg-type]  # a null is rejected there
     except UsageError as error:

@@ -25,16 +25,17 @@ that another attempt has sent it, even if the leader then loses it. Only a first
 leaves its mark in the progress record, so that `done()` of the first one fails; the first one then counts its ids in
 the stream (`_Sender.check_all`) before it reports success.
 
-Publishes are never resent on a later connection: a lost connection is an error, and the retry starts from the record.
-docs/design/exactly-once.md has the reasons, and what is not covered.
+A lost connection begins another attempt of this kind inside the same task (`RetryingConnection`): it starts from the
+record, looks which rows are in the stream, and sends the unconfirmed ones again (`replay.py`). The client itself never
+resends a publish. docs/design/exactly-once.md has the reasons, and what is not covered.
 """
 
 from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
@@ -45,12 +46,13 @@ from slipstream.api import StreamInfo
 from slipstream.errors import ApiError, Error, StreamNotFoundError, UsageError
 from slipstream.facade._sync.client import JetStream
 from slipstream.jetstream.publish.bulk_window import Draft
-from slipstream.spark.connect import open_jetstream
+from slipstream.spark.connect import RetryingConnection
 from slipstream.spark.options import JETSTREAM, StreamSinkOptions, stream_sink_options
 from slipstream.spark.sink.dead_letters import DeadLetters, is_bad_row
 from slipstream.spark.sink.outbox import FastOutbox, Outbox, size_error
 from slipstream.spark.sink.progress import Progress, Task, written_ids
 from slipstream.spark.sink.records import Record, Shape, id_prefix, records, shape_of
+from slipstream.spark.sink.replay import Replay
 from slipstream.wire import Headers
 from slipstream.wire.subjects import matcher
 
@@ -84,27 +86,46 @@ class StreamTask:
     shape: Shape
 
     def run(self, batches: Iterator[pa.RecordBatch], task: Task) -> Sent:
-        """Publish every row exactly once, and wait until each is acknowledged."""
-        options = self.options
-        with open_jetstream(options.connection, os.environ, reconnect=False) as js:
-            target = check_target(js, options)
-            progress = Progress(js, options.progress, options.stream)
-            begun = progress.begin(task, target)
-            if begun.is_done:
-                return Sent(task.partition, 0, 0, 0, target.state.last_seq)
-            prefix = id_prefix(*task)
-            rejects = DeadLetters(js, options.dead_letter, prefix=prefix, timeout=options.connection.timeout)
-            rows = records(batches, self.shape, prefix, rejects.add)
-            known = "" if self.shape.has_msg_id else prefix
-            is_fast = bool(known) and begun.is_first and uses_fast_batches(options, target)
-            sender = _Sender(js, options, target, rejects, prefix=known, begin=begun.begin, is_fast=is_fast)
-            if not begun.is_first:
-                sender.look()
-            sent = sender.send_all(rows)
-            rejects.flush()
-            if not progress.done(task, begun, target) and is_fast:
-                sender.check_all()
-            return Sent(task.partition, sent, sender.found, rejects.count, sender.last_seq)
+        """Publish every row exactly once, and wait until each is acknowledged; a server that is away is waited for."""
+        options, prefix = self.options, id_prefix(*task)
+        rejects = DeadLetters(options.dead_letter, prefix=prefix, timeout=options.connection.timeout)
+        rows = Replay(records(batches, self.shape, prefix, rejects.add), lambda record: len(record.data))
+        with RetryingConnection(options.connection, os.environ, reconnect=False) as server:
+            work = _TaskRows(rows, rejects, server.succeeded)
+            return server.run(lambda js: self._attempt(js, work, task))
+
+    def _attempt(self, js: JetStream, work: _TaskRows, task: Task) -> Sent:
+        """Write all rows, or those that an earlier attempt has left; raises if the connection is lost."""
+        options, rows, rejects = self.options, work.rows, work.rejects
+        rejects.attach(js)
+        target = check_target(js, options)
+        progress = Progress(js, options.progress, options.stream)
+        begun = progress.begin(task, target)
+        if begun.is_done:
+            return Sent(task.partition, rows.count, rows.count, rejects.count, target.state.last_seq)
+        known = "" if self.shape.has_msg_id else id_prefix(*task)
+        is_fast = bool(known) and begun.is_first and uses_fast_batches(options, target)
+        work.used_fast_batches |= is_fast
+        sender = _Sender(js, options, target, work, prefix=known, begin=begun.begin, is_fast=is_fast)
+        if not begun.is_first:
+            sender.look()
+        sender.send_all()
+        if work.used_fast_batches and not is_fast:  # on an earlier connection
+            sender.check_all()
+        if not progress.done(task, begun, target) and is_fast:
+            sender.check_all()
+        return Sent(task.partition, rows.count, sender.found, rejects.count, sender.last_seq)
+
+
+@dataclass(slots=True)
+class _TaskRows:
+    """What a task keeps while its connections come and go."""
+
+    rows: Replay[Record]
+    rejects: DeadLetters
+    confirmed: Callable[[], None]  # is called when all rows so far are stored
+    refused: set[int] = field(default_factory=set)  # numbers of the rows that the stream has rejected
+    used_fast_batches: bool = False
 
 
 class _Sender:
@@ -115,14 +136,14 @@ class _Sender:
         js: JetStream,
         options: StreamSinkOptions,
         target: StreamInfo,
-        rejects: DeadLetters,
+        work: _TaskRows,
         *,
         prefix: str,
         begin: int,
         is_fast: bool,
     ) -> None:
         self._js = js
-        self._rejects = rejects
+        self._work = work
         self._stream = js.stream(options.stream)
         self._now = js.client.now
         self._prefix = prefix
@@ -161,27 +182,34 @@ class _Sender:
         self._known.update(written_ids(self._stream, info, self._looked_to + 1, self._prefix))
         self._looked_to = max(info.state.last_seq, self._looked_to)
 
-    def send_all(self, blocks: Iterator[list[Record]]) -> int:
-        """Send the rows that are not in the stream yet; returns the number of all rows."""
-        count = 0
-        size = self._outbox.block
-        for block in blocks:
-            count += len(block)
+    def send_all(self) -> None:
+        """Send the rows that are not in the stream yet."""
+        rows, size = self._work.rows, self._outbox.block
+        for block in rows:
             for at in range(0, len(block), size):
                 self._outbox.wait_for_window(size)  # before the look: rows that it does not find are sent at once
                 if self._now() - self._looked_at > self._look_every:
                     self.look()
                 self._send_or_batch(self._due(block[at : at + size]))
+            self._work.rejects.send()
+            if rows.is_full:
+                self._confirm()
+        self._confirm()
+
+    def _confirm(self) -> None:
+        """Wait until every row so far is stored or a dead letter: no later attempt of this task needs them."""
         if self._batch:
             self._commit(self._batch)
         self._outbox.flush()
         self._handle_rejections()
-        return count
+        self._work.rejects.flush()
+        self._work.rows.confirm()
+        self._work.confirmed()
 
     def check_all(self) -> None:
-        """Check that every row is in the stream, after another attempt ran at the same time. In a fast batch a row that
-        the other attempt had in flight counts as a duplicate, and may yet be lost with the stream's leader."""
-        rows = self._outbox.acked + self._skipped
+        """Check that every row is in the stream, if another attempt may have run at the same time. In a fast batch a
+        row that the other attempt had in flight counts as a duplicate, and may yet be lost with the stream's leader."""
+        rows = self._work.rows.count - len(self._work.refused)
         info = self._stream.info()
         missing = rows - len(set(written_ids(self._stream, info, self._begin + 1, self._prefix)))
         if missing > 0:
@@ -190,14 +218,14 @@ class _Sender:
                 "are missing: the task must be retried"
             )
 
-    def _send_or_batch(self, due: list[Record]) -> None:
+    def _send_or_batch(self, due: Sequence[Record]) -> None:
         if self._batch is None:
             self._send(due)
         else:
             self._gather(due, self._batch)
         self._handle_rejections()
 
-    def _due(self, block: list[Record]) -> list[Record]:
+    def _due(self, block: Sequence[Record]) -> Sequence[Record]:
         """The rows that are to be sent: neither found in the stream nor rejected by their subject."""
         if self._known:
             fresh = [record for record in block if record.msg_id not in self._known]
@@ -212,13 +240,18 @@ class _Sender:
         the stream's leader changes."""
         if not any(matches(record.subject) for matches in self._matchers):
             error = UsageError(f"stream {self._stream.name!r} has the subjects {', '.join(self._subjects) or '(none)'}")
-            self._rejects.add(record.row, record.subject, record.data, rejection(record, error))
+            self._reject(record, error)
             return False
         self._accepted = self._accepted if len(self._accepted) < MAX_SUBJECTS else set()
         self._accepted.add(record.subject)
         return True
 
-    def _gather(self, block: list[Record], batch: list[Record]) -> None:
+    def _reject(self, record: Record, error: Error) -> None:
+        """The row is a dead letter; raises if there is no subject for these."""
+        self._work.rejects.add(record.row, record.subject, record.data, rejection(record, error))
+        self._work.refused.add(record.row)
+
+    def _gather(self, block: Sequence[Record], batch: list[Record]) -> None:
         for record in block:
             batch.append(record)
             self._batch_bytes += len(record.data)
@@ -242,7 +275,7 @@ class _Sender:
         batch.clear()
         self._batch_bytes = 0
 
-    def _send(self, block: list[Record]) -> None:
+    def _send(self, block: Sequence[Record]) -> None:
         """Publish rows. A hot path: 1 µs a row."""
         expected = self._expected
         drafts = [
@@ -254,21 +287,21 @@ class _Sender:
         else:
             self._outbox.send(drafts, block)
 
-    def _send_fitting(self, drafts: list[Draft], block: list[Record]) -> None:
+    def _send_fitting(self, drafts: list[Draft], block: Sequence[Record]) -> None:
         """Publish rows of which some are larger than the server accepts."""
         for draft, record in zip(drafts, block, strict=True):
             error = size_error(draft, self._max_payload)
             if error is None:
                 self._outbox.send([draft], [record])
             else:
-                self._rejects.add(record.row, record.subject, record.data, rejection(record, error))
+                self._reject(record, error)
 
     def _handle_rejections(self) -> None:
         """Rejected rows are dead letters if the row itself is bad; any other error is raised."""
         for record, error in self._outbox.refused():
             if not is_bad_row(error):
                 raise error
-            self._rejects.add(record.row, record.subject, record.data, rejection(record, error))
+            self._reject(record, error)
 
 
 def rejection(record: Record, error: Error) -> UsageError:
@@ -322,9 +355,13 @@ def stream_task(options: Mapping[str, str], schema: StructType) -> StreamTask:
             f"{JETSTREAM} option 'batched' and column 'msg_id' are mutually exclusive: fast batches need ids that the "
             "sink has made"
         )
-    with open_jetstream(found.connection, os.environ) as js:
+
+    def prepare(js: JetStream) -> None:
         check_target(js, found)
         Progress(js, found.progress, found.stream).prepare()
+
+    with RetryingConnection(found.connection, os.environ, retry_for=found.connection.plan_retry_for) as server:
+        server.run(prepare)
     return StreamTask(found, shape)
 
 
@@ -358,8 +395,8 @@ class StreamBatchWriter(DataSourceArrowWriter):
         options = self._task.options
         if self._is_named or options.batch_id is not None:
             return
-        with open_jetstream(options.connection, os.environ) as js:
-            Progress(js, options.progress, options.stream).forget(f"write-{options.write_id}")
+        with RetryingConnection(options.connection, os.environ) as server:
+            server.run(lambda js: Progress(js, options.progress, options.stream).forget(f"write-{options.write_id}"))
 
 
 class StreamWriter(DataSourceStreamArrowWriter):

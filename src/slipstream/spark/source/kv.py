@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -28,11 +29,12 @@ from pyspark.sql.types import BinaryType, DataType, LongType, StringType, Struct
 
 from slipstream.api import StreamInfo
 from slipstream.errors import HistoryLostError, MessageNotFoundError, UsageError
+from slipstream.facade._sync.client import JetStream
 from slipstream.jetstream._sync.stream import Stream
-from slipstream.jetstream.reads.columns import Columns
+from slipstream.jetstream.reads.columns import Columns, Part
 from slipstream.jetstream.reads.direct_get import StoredMessage
 from slipstream.kv.snapshot import check_past
-from slipstream.spark.connect import open_jetstream
+from slipstream.spark.connect import RetryingConnection
 from slipstream.spark.options import (
     JETSTREAM_KV,
     KvSourceOptions,
@@ -54,6 +56,7 @@ from slipstream.spark.source.stream import (
     inspect,
     is_pushdown,
     read_filtered,
+    read_resuming,
     schema_of,
     stored_options,
 )
@@ -94,9 +97,12 @@ class KeyValueDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         options = kv_stream_options(stored_options(self.options, schema, "bucket"))
         names = columns_of(schema, COLUMNS, JETSTREAM_KV)
-        with open_jetstream(options.feed.connection, os.environ) as js:
-            info = inspect_bucket(js.stream(options.feed.stream), options.bucket)
-            prefix = prefix_of(js, options.bucket, info)
+
+        def find_prefix(js: JetStream) -> str:
+            return prefix_of(js, options.bucket, inspect_bucket(js.stream(options.feed.stream), options.bucket))
+
+        with RetryingConnection(options.feed.connection, os.environ) as server:
+            prefix = server.run(find_prefix)
         return FeedReader(replace(options.feed, subjects=options.subjects(prefix)), names, prefix)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
@@ -136,22 +142,26 @@ class BucketReader(DataSourceReader):
         self._is_empty = False
 
     def partitions(self) -> list[InputPartition]:
+        connection = self._options.feed.connection
+        with RetryingConnection(connection, os.environ, retry_for=connection.plan_retry_for) as server:
+            return server.run(self._plan)
+
+    def _plan(self, js: JetStream) -> list[InputPartition]:
         options, feed = self._options, self._options.feed
-        with open_jetstream(feed.connection, os.environ) as js:
-            stream = js.stream(feed.stream)
-            info = inspect_bucket(stream, options.bucket)
-            last = info.state.last_seq
-            if options.as_of > last:
-                raise UsageError(
-                    f"{JETSTREAM_KV} option 'asOfRevision' must be at most {last}, the last revision of bucket "
-                    f"{options.bucket!r}, got {options.as_of}"
-                )
-            self._check_past(info)
-            part = plan.Range(1, last)
-            if options.history:
-                lenient = replace(feed, fail_on_data_loss=False)  # entries that the history dropped are not lost
-                part = plan.batch_range(lenient, info, at_time=lambda time: find_time(stream, info, time))
-            prefix = prefix_of(js, options.bucket, info)
+        stream = js.stream(feed.stream)
+        info = inspect_bucket(stream, options.bucket)
+        last = info.state.last_seq
+        if options.as_of > last:
+            raise UsageError(
+                f"{JETSTREAM_KV} option 'asOfRevision' must be at most {last}, the last revision of bucket "
+                f"{options.bucket!r}, got {options.as_of}"
+            )
+        self._check_past(info)
+        part = plan.Range(1, last)
+        if options.history:
+            lenient = replace(feed, fail_on_data_loss=False)  # entries that the history dropped are not lost
+            part = plan.batch_range(lenient, info, at_time=lambda time: find_time(stream, info, time))
+        prefix = prefix_of(js, options.bucket, info)
         return [] if self._is_empty else [BucketPartition(part, created_of(info), prefix)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -160,10 +170,14 @@ class BucketReader(DataSourceReader):
         if not isinstance(partition, BucketPartition):
             return
         options = self._options
-        with open_jetstream(options.feed.connection, os.environ) as js:
+
+        def read_all(js: JetStream) -> tuple[dict[str, kv_rows.KeyHistory], StreamInfo]:
             stream = js.stream(options.feed.stream)
             kept = kv_rows.by_key(read_consistent(stream, options, partition), partition.prefix)
-            info = inspect_bucket(stream, options.bucket)
+            return kept, inspect_bucket(stream, options.bucket)
+
+        with RetryingConnection(options.feed.connection, os.environ) as server:
+            kept, info = server.run(read_all)
         if options.as_of:
             self._check_past(info)  # again: entries may have been removed during the read
             size = info.config.max_msgs_per_subject
@@ -246,11 +260,10 @@ class FeedReader(StreamReader):
         if not isinstance(partition, RangePartition):
             return
         options = self._options
-        with open_jetstream(options.connection, os.environ) as js:
-            stream = js.stream(options.stream)
-            chunks = read_filtered(stream, partition.part, options.subjects)
-            yield from kv_rows.feed(chunks, self._prefix, self._columns)
-            plan.check_same(inspect(stream), partition.created)
+        with RetryingConnection(options.connection, os.environ) as server:
+            read = partial(read_resuming, server, options.stream, partition.part)
+            yield from kv_rows.feed(read_filtered(read, options.subjects), self._prefix, self._columns)
+            plan.check_same(server.run(lambda js: inspect(js.stream(options.stream))), partition.created)
 
     @contextlib.contextmanager
     def _fixed_info(self, info: StreamInfo) -> Iterator[StreamInfo]:
@@ -287,11 +300,16 @@ def read_consistent(stream: Stream, options: KvSourceOptions, partition: BucketP
         if start > info.state.last_seq:
             return
         end = info.state.last_seq
-        for chunk in read_filtered(stream, plan.Range(start, end), subjects):
+        read = partial(_read_columns, stream, plan.Range(start, end))
+        for chunk in read_filtered(read, subjects):
             seen.update(chunk.subjects)
             yield chunk
         start = end + 1
     yield from _read_missing(stream, subjects, seen)
+
+
+def _read_columns(stream: Stream, part: plan.Range, subject: str, parts: Part) -> Iterator[Columns]:
+    return stream.read_columns(start=part.start, end=part.end, subject=subject, parts=parts)
 
 
 def _read_missing(stream: Stream, subjects: Iterable[str], seen: set[str]) -> Iterator[Columns]:

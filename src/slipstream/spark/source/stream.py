@@ -4,6 +4,9 @@ The driver asks the stream's leader for its first and last sequence and cuts wha
 reads a range by batched Direct Get, complete to its end whichever replica answers. Nothing is acknowledged and no
 consumer is created: the offset is the sequence, and a range that is read again gives the same rows, or an error that
 names the messages that were removed.
+
+A server that is away is waited for, on the driver and by the tasks: a task goes on behind the last message that it has
+handed to Spark.
 """
 
 from __future__ import annotations
@@ -15,9 +18,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -42,11 +45,11 @@ from pyspark.sql.types import (
 )
 
 from slipstream.api import StreamInfo
-from slipstream.errors import ConnectionLostError, MessageNotFoundError, StreamNotFoundError, UsageError
+from slipstream.errors import Error, MessageNotFoundError, StreamNotFoundError, UsageError
 from slipstream.facade._sync.client import JetStream
 from slipstream.jetstream._sync.stream import Stream
 from slipstream.jetstream.reads.columns import Columns, Part
-from slipstream.spark.connect import connect_jetstream, open_jetstream
+from slipstream.spark.connect import RetryingConnection
 from slipstream.spark.options import (
     JETSTREAM,
     At,
@@ -85,8 +88,9 @@ PARTS = {
 _STORED_OPTIONS = "slipstream.options"
 _CLOCK_SKEW = 60_000_000_000  # nanoseconds by which clocks may differ
 _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
-RETRY = 0.2  # seconds
 _log = logging.getLogger("slipstream.spark")
+
+T = TypeVar("T")
 
 
 class JetStreamDataSource(DataSource):
@@ -167,17 +171,20 @@ class BatchReader(DataSourceReader):
         self._bounds = plan.ReadBounds()
 
     def partitions(self) -> list[InputPartition]:
+        connection = self._options.connection
+        with RetryingConnection(connection, os.environ, retry_for=connection.plan_retry_for) as server:
+            return server.run(self._plan)
+
+    def _plan(self, js: JetStream) -> list[InputPartition]:
         options = self._options
-        with open_jetstream(options.connection, os.environ) as js:
-            stream = js.stream(options.stream)
-            info = inspect(stream)
+        stream = js.stream(options.stream)
+        info = inspect(stream)
 
-            def at_time(time: int) -> int:
-                return find_time(stream, info, time)
+        def at_time(time: int) -> int:
+            return find_time(stream, info, time)
 
-            part = plan.batch_range(options, info, at_time=at_time, skipped=_skipped(options.stream))
-            part = plan.narrowed(part, self._bounds, at_time=at_time)
-        return partitions_of(options, part, created_of(info))
+        part = plan.batch_range(options, info, at_time=at_time, skipped=_skipped(options.stream))
+        return partitions_of(options, plan.narrowed(part, self._bounds, at_time=at_time), created_of(info))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_range(self._options, self._columns, partition)
@@ -201,13 +208,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._columns = columns
         self._target: Offset | None = None
         self._newest: Offset | None = None
-        self._open: JetStream | None = None
+        self._server: RetryingConnection | None = None  # of the driver's copy
         self._polled: tuple[float, StreamInfo] | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         options = self._options
         info = self._info()
-        start = plan.resolve(options.starting, info, at_time=lambda time: find_time(self._stream(), info, time))
+        start = plan.resolve(options.starting, info, at_time=lambda time: self._find_time(info, time))
         last = info.state.last_seq
         if options.starting.at is At.SEQUENCE and start > last + 1:
             raise UsageError(
@@ -258,40 +265,34 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_range(self._options, self._columns, partition)
 
     def stop(self) -> None:
-        opened, self._open = self._open, None
-        if opened is not None:
-            opened.client.close()
+        if self._server is not None:
+            self._server.close()
 
     def _recent(self, start: Offset) -> StreamInfo:
         """The stream's info; while the stream is idle it is requested once per poll interval only."""
-        if self._polled is not None and self._open is not None:
+        if self._polled is not None:
             asked, info = self._polled
             is_idle = start.seq == info.state.last_seq and start.created == created_of(info)
-            if is_idle and self._open.client.now() - asked < self._options.poll_interval:
+            if is_idle and time.monotonic() - asked < self._options.poll_interval:
                 return info
         info = self._info()
-        assert self._open is not None
-        self._polled = self._open.client.now(), info
+        self._polled = time.monotonic(), info
         return info
 
-    def _stream(self) -> Stream:
-        if self._open is None:
-            self._open = connect_jetstream(self._options.connection, os.environ)
-        return self._open.stream(self._options.stream)
-
     def _info(self) -> StreamInfo:
-        deadline = time.monotonic() + self._options.connection.timeout
-        while True:
-            try:
-                return inspect(self._stream())
-            except ConnectionLostError:  # a restarted server is back in a moment
-                self.stop()
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(RETRY)
+        return self._ask(inspect)
+
+    def _find_time(self, info: StreamInfo, time: int) -> int:
+        return self._ask(lambda stream: find_time(stream, info, time))
+
+    def _ask(self, request: Callable[[Stream], T]) -> T:
+        """The answer to a request, from a server that may be away for a while."""
+        if self._server is None:
+            self._server = RetryingConnection(self._options.connection, os.environ)
+        return self._server.run(lambda js: request(js.stream(self._options.stream)))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": None, "_polled": None}
+        return {**self.__dict__, "_server": None, "_polled": None}
 
 
 class RangePartition(InputPartition):
@@ -349,12 +350,11 @@ def read_range(options: SourceOptions, columns: tuple[str, ...], partition: Inpu
     if not isinstance(partition, RangePartition):  # Spark passes an empty one where we have none
         return
     part, wire_parts = partition.part, reduce(or_, (PARTS[name] for name in columns), Part.NOTHING)
-    with open_jetstream(options.connection, os.environ) as js:
-        stream = js.stream(options.stream)
+    with RetryingConnection(options.connection, os.environ) as server:
         completeness = plan.RangeCompleteness(part, filtered=bool(options.subjects))
-        chunks = read_filtered(stream, part, options.subjects, completeness, wire_parts)
-        yield from rows.batches(chunks, columns)
-        info = inspect(stream)
+        read = partial(read_resuming, server, options.stream, part)
+        yield from rows.batches(read_filtered(read, options.subjects, completeness, wire_parts), columns)
+        info = server.run(lambda js: inspect(js.stream(options.stream)))
     plan.check_same(info, partition.created)
     missing = completeness.missing(plan.first_seq(info))
     if missing is not None:
@@ -363,9 +363,32 @@ def read_range(options: SourceOptions, columns: tuple[str, ...], partition: Inpu
         _skipped(options.stream)(missing)
 
 
+Read = Callable[[str, Part], Iterator[Columns]]  # of a range, by a filter and the parts of messages that are wanted
+
+
+def read_resuming(
+    server: RetryingConnection, name: str, part: plan.Range, subject: str, parts: Part
+) -> Iterator[Columns]:
+    """The messages of a range that match a filter; after an outage the read goes on behind the last chunk.
+
+    A stream that was recreated during the outage has other messages: the caller compares its creation time in the end.
+    """
+    start = part.start
+    while start <= part.end:
+        try:
+            stream = server.jetstream().stream(name)
+            for chunk in stream.read_columns(start=start, end=part.end, subject=subject, parts=parts):
+                server.succeeded()
+                yield chunk
+                start = chunk.seqs[-1] + 1
+        except Error as error:
+            server.failed(error)
+        else:
+            return
+
+
 def read_filtered(
-    stream: Stream,
-    part: plan.Range,
+    read: Read,
     subjects: tuple[str, ...],
     completeness: plan.RangeCompleteness | None = None,
     parts: Part = Part.ALL,
@@ -378,7 +401,7 @@ def read_filtered(
     earlier: list[Callable[[str], bool]] = []
     for subject in dict.fromkeys(filters) or [""]:
         wanted = parts | Part.SUBJECT if earlier else parts
-        for chunk in stream.read_columns(start=part.start, end=part.end, subject=subject, parts=wanted):
+        for chunk in read(subject, wanted):
             if completeness is not None:
                 completeness.received(chunk.seqs[0], chunk.seqs[-1], len(chunk.seqs))
             yield without(chunk, earlier) if earlier else chunk
