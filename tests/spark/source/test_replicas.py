@@ -145,7 +145,7 @@ def is_written(options: StreamSinkOptions, rows: pa.RecordBatch, task: Task) -> 
 def test_fast_batches_are_there_once_while_the_leader_of_a_real_cluster_changes(
     cluster: Cluster, fresh: str, retry_for: float
 ) -> None:
-    """Tasks of the sink without Spark around them: a new attempt follows one that fails, within the task or after it."""
+    """Tasks of the sink without Spark: a new attempt follows one that fails, within the task or after it."""
     with connect_blocking(cluster.urls) as client:
         js = client.jetstream()
         js.create_stream(
