@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.wire import SubjectMapping, check_mapping, is_valid_subject, matches
+from slipstream.wire.mapping import parse_token
 
 WRONG = "invalid mapping destination: "
 tokens = st.text(st.sampled_from("abc-é0"), min_size=1, max_size=7)
@@ -149,3 +153,41 @@ def test_random_spreads_one_subject_over_all_places_and_the_same_way_each_time()
 
     assert set(places()) == {"0", "1", "2", "3"}
     assert places() == places()
+
+
+_WHOLE_CALL = re.compile(
+    r"\{\{\s*(partition|wildcard|splitfromleft|splitfromright|slicefromleft|slicefromright|right|left|split|random)"
+    r"\s*\((.*)\)\s*\}\}",
+    re.IGNORECASE | re.ASCII,
+)
+
+
+@given(st.lists(st.sampled_from(("{{", "}}", "left", "random", "(", ")", "1", ",", " ", "\n", "x", "{{left(1,2)}}"))))
+def test_calls_are_found_as_by_one_expression_for_all_of_it(parts: list[str]) -> None:
+    token = "{{" + "".join(parts) + "}}"
+    found = _WHOLE_CALL.search(token)
+    try:
+        function, arguments = parse_token(token)
+    except ValueError as exc:
+        unknown = "unknown function" in str(exc)
+        assert unknown is (found is None)
+    else:
+        if found is None:
+            assert (function, arguments) == ("", [])  # too short to be a call
+        else:
+            assert function == found[1].lower()
+            assert len(arguments) == len(found[2].split(","))
+
+
+@pytest.mark.parametrize("token", ["{{left(", "{{ left (", "{{left(1,2)", ")}", "{{left(\n", ") "])
+def test_a_long_token_is_parsed_in_linear_time(token: str) -> None:
+    def cpu(count: int) -> float:
+        best, text = float("inf"), "{{" + token * count + "}}"
+        for _ in range(5):
+            start = time.thread_time()
+            with pytest.raises(ValueError, match="invalid mapping destination"):
+                parse_token(text)
+            best = min(best, time.thread_time() - start)
+        return best
+
+    assert cpu(8000) < 8 * cpu(2000)

@@ -128,3 +128,24 @@ def test_filters_that_differ_behind_many_stars_are_counted_as_work() -> None:
     chosen = SubjectSet(f"{head}.x{i}" for i, head in enumerate(heads))
     assert not chosen.matches("a.a.a.a.a.a.y")
     assert 64 <= chosen.steps <= 200
+
+
+@given(sets)
+def test_matching_lists_every_filter_that_matches(patterns: list[str]) -> None:
+    chosen = SubjectSet(patterns)
+    for subject in UNIVERSE[:60]:
+        expected = sorted({pattern for pattern in patterns if matches(pattern, subject)})
+        assert sorted(chosen.matching(subject)) == expected
+
+
+@given(sets, filters)
+def test_all_overlapping_lists_every_filter_that_shares_a_subject(patterns: list[str], asked: str) -> None:
+    found = sorted(SubjectSet(patterns).all_overlapping(asked))
+    assert found == sorted({pattern for pattern in patterns if overlaps(pattern, asked)})
+
+
+def test_texts_that_are_no_filters_match_nothing() -> None:
+    chosen = SubjectSet(["a", "a.b", "a.*"])
+    for text in ("", ".", "a.", "a..b", "a.b."):
+        assert chosen.matching(text) == (["a.*"] if text == "a." else [])
+        assert chosen.covering(text) in (None, "a.*")

@@ -10,7 +10,9 @@ same results.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable
+from functools import cached_property
 
 from slipstream.wire.subjects import matcher
 
@@ -26,11 +28,14 @@ _UNKNOWN = f"{_INVALID}: unknown function"
 _BAD_TOKEN = f"{_INVALID}: invalid transform"
 
 _INT32 = 1 << 31
+# A call is looked for in two steps, beginning and end. One expression with both would look for the end again from each
+# beginning: quadratic, for a text that a client sends.
 _CALL = re.compile(
     r"\{\{\s*(partition|wildcard|splitfromleft|splitfromright|slicefromleft|slicefromright|right|left|split|random)"
-    r"\s*\((.*)\)\s*\}\}",
+    r"\s*\(",
     re.IGNORECASE | re.ASCII,
 )
+_CALL_END = re.compile(r"\)\s*\}\}", re.ASCII)
 # nats-server ignores the case of the first letter of each word in a function's name, and of no other.
 _SPELLING = re.compile(
     r"[pP]artition|[wW]ildcard|[sS]plit[fF]rom[lL]eft|[sS]plit[fF]rom[rR]ight|[sS]lice[fF]rom[lL]eft"
@@ -47,7 +52,6 @@ class SubjectMapping:
         """An empty source is `>`. With an empty destination what matches is left as it is."""
         self.source = source or ">"
         self.destination = destination
-        self._fits = matcher(self.source)
         self._same = not destination or (self.source == ">" and destination == ">")
         self._count = 0
         self._pieces: list[Piece] = []
@@ -64,6 +68,11 @@ class SubjectMapping:
         stars = [i for i, token in enumerate(theirs) if token == "*"]
         literal = not stars and theirs[-1] != ">"
         self._pieces = [self._compile(token, stars, literal=literal) for token in ours if token != ">"]
+
+    @cached_property
+    def _fits(self) -> Callable[[str], bool]:
+        # Compiled when it is used: of thousands of mappings that are only checked, most of the time would go into it.
+        return matcher(self.source)
 
     def apply(self, subject: str) -> str | None:
         """The subject it becomes; None if the source does not cover it."""
@@ -110,8 +119,9 @@ class SubjectMapping:
 def check_mapping(source: str, destination: str) -> SubjectMapping:
     """The mapping, or a ValueError: as strict as nats-server is with the transform of a stream."""
     tokens = destination.split(".") if destination else []
+    rest = tokens.index(">") if ">" in tokens else len(tokens)
     for at, token in enumerate(tokens):
-        if not token or ">" in tokens[:at]:
+        if not token or at > rest:
             raise ValueError(f"{_BAD_TOKEN} in {token}" if token else _BAD_TOKEN)
         if not _is_call(token) and re.search(r"[\t\n\f\r ]", token):
             raise ValueError(_BAD_TOKEN)
@@ -157,10 +167,15 @@ def _is_call(token: str) -> bool:
 
 
 def _named(token: str) -> tuple[str, list[str]] | None:
-    found = _CALL.search(token)
-    if found is None or not _SPELLING.fullmatch(found[1]):
-        return None
-    return found[1].lower(), _COMMA.split(found[2])
+    ends = [found.start() for found in _CALL_END.finditer(token)]
+    for call in _CALL.finditer(token):
+        line = token.find("\n", call.end())  # arguments are on one line
+        at = bisect_left(ends, line if line >= 0 else len(token)) - 1  # the last end on it
+        if at >= 0 and ends[at] >= call.end():
+            if not _SPELLING.fullmatch(call[1]):
+                return None
+            return call[1].lower(), _COMMA.split(token[call.end() : ends[at]])
+    return None
 
 
 def _expect(token: str, arguments: list[str], count: int) -> None:

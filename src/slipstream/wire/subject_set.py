@@ -15,8 +15,8 @@ from typing import Any
 
 from slipstream.wire.subjects import has_wildcard
 
-# A node is a dict: a token leads to the node below, "" (which is no token) to the filter that ends here.
-_Node = dict[str, Any]
+# A node is a dict: a token leads to the node below, None to the filter that ends here.
+_Node = dict[str | None, Any]
 
 
 class SubjectSet:
@@ -28,7 +28,7 @@ class SubjectSet:
         self._literals: dict[str, None] = {}
         self._wildcards: dict[str, None] = {}
         self._tree: _Node = {}  # of the wildcards
-        self._literal_tree: _Node = {}  # of the literals that a wildcard had to be compared with: see `_index_literals`
+        self._literal_tree: _Node = {}  # of the literals that a wildcard had to be compared with: see `index_literals`
         self._unindexed: dict[str, None] = {}  # the literals that it does not have yet
         self.steps = 0
         for pattern in patterns:
@@ -110,25 +110,50 @@ class SubjectSet:
             if not below:
                 return False
             level = below
-        return any("" in node for node in level)
+        return any(None in node for node in level)
+
+    def matching(self, subject: str) -> list[str]:
+        """All filters that match the literal `subject`."""
+        found = [subject] if subject in self._literals else []
+        level = [self._tree] if self._wildcards else []
+        for token in subject.split("."):
+            self.steps += len(level)
+            below: list[_Node] = []
+            for node in level:
+                if ">" in node:
+                    found.append(node[">"][None])
+                if token in node:
+                    below.append(node[token])
+                if "*" in node:
+                    below.append(node["*"])
+            level = below
+        return found + [node[None] for node in level if None in node]
 
     def overlapping(self, pattern: str) -> str | None:
         """A filter of the set that shares a subject with `pattern`; None if none does. A filter overlaps itself."""
-        if not has_wildcard(pattern):
-            return pattern if pattern in self._literals else self._search(self._tree, pattern)
-        self._index_literals()
-        return self._search(self._tree, pattern) or self._search(self._literal_tree, pattern)
+        return next(self.all_overlapping(pattern), None)
+
+    def all_overlapping(self, pattern: str) -> Iterator[str]:
+        """Every filter of the set that shares a subject with `pattern`, in no particular order."""
+        if has_wildcard(pattern):
+            self.index_literals()
+            if self._literals:
+                yield from self._search(self._literal_tree, pattern)
+        elif pattern in self._literals:
+            yield pattern
+        if self._wildcards:
+            yield from self._search(self._tree, pattern)
 
     def covering(self, pattern: str) -> str | None:
         """Another filter of the set that matches every subject that `pattern` matches; None if there is none."""
-        level, tokens = [self._tree], pattern.split(".")
-        for token in tokens:
+        level = [self._tree]
+        for token in pattern.split("."):
             self.steps += len(level)
             below: list[_Node] = []
             for node in level:
                 rest = node.get(">")
-                if rest is not None and rest[""] != pattern:
-                    return str(rest[""])
+                if rest is not None and rest[None] != pattern:
+                    return str(rest[None])
                 if token == ">":
                     continue  # only another `>` covers it: a star is one token
                 if token in node:
@@ -138,45 +163,54 @@ class SubjectSet:
             if not below:
                 return None
             level = below
-        return next((node[""] for node in level if node.get("", pattern) != pattern), None)
+        return next((node[None] for node in level if node.get(None, pattern) != pattern), None)
 
-    def _search(self, tree: _Node, pattern: str) -> str | None:
-        """A filter in `tree` that shares a subject with `pattern`."""
+    def index_literals(self) -> None:
+        """Put the literals into their tree that are not there yet. A comparison with a wildcard does it, if need be."""
+        if self._unindexed:
+            self.steps += len(self._unindexed)
+            for literal in self._unindexed:
+                _insert(self._literal_tree, literal)
+            self._unindexed.clear()
+
+    def _search(self, tree: _Node, pattern: str) -> Iterator[str]:
+        """The filters in `tree` that share a subject with `pattern`."""
         level = [tree]
         for token in pattern.split("."):
             self.steps += len(level)
             below: list[_Node] = []
             for node in level:
-                if ">" in node:
-                    return str(node[">"][""])
                 if token == ">":
-                    below += [child for key, child in node.items() if key]
-                    if below:
-                        return self._any_of(below[0])
-                elif token == "*":
+                    for key, child in node.items():
+                        if key is not None:
+                            yield from self._all_of(child)
+                    continue
+                if ">" in node:
+                    yield node[">"][None]
+                if token == "*":
                     self.steps += len(node)
-                    below += [child for key, child in node.items() if key]
+                    below += [child for key, child in node.items() if key is not None and key != ">"]
                 else:
                     if token in node:
                         below.append(node[token])
                     if "*" in node:
                         below.append(node["*"])
-            if not below:
-                return None
             level = below
-        return next((node[""] for node in level if "" in node), None)
+            if not level:
+                return
+        for node in level:
+            if None in node:
+                yield node[None]
 
-    def _any_of(self, node: _Node) -> str:
-        while "" not in node:
-            node = next(iter(node.values()))
-        return str(node[""])
-
-    def _index_literals(self) -> None:
-        """Put the literals into their tree that are not there yet."""
-        self.steps += len(self._unindexed)
-        for literal in self._unindexed:
-            _insert(self._literal_tree, literal)
-        self._unindexed.clear()
+    def _all_of(self, node: _Node) -> Iterator[str]:
+        stack = [node]
+        while stack:
+            self.steps += 1
+            for key, child in stack.pop().items():
+                if key is None:
+                    yield child
+                else:
+                    stack.append(child)
 
 
 def literal_prefix(pattern: str) -> str:
@@ -196,7 +230,7 @@ def _insert(tree: _Node, pattern: str) -> None:
         if below is None:
             below = node[token] = {}
         node = below
-    node[""] = pattern
+    node[None] = pattern
 
 
 def _take(tree: _Node, pattern: str) -> None:
@@ -205,7 +239,7 @@ def _take(tree: _Node, pattern: str) -> None:
     for token in pattern.split("."):
         path.append((node, token))
         node = node[token]
-    del node[""]
+    del node[None]
     for parent, token in reversed(path):
         if parent[token]:
             break

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from slipstream.errors import UsageError
 
 _TOKEN = r"[^ \t\n\v\f\r.\0\ud800-\udfff]+"  # a lone surrogate has no UTF-8 form
+LONG = 32  # tokens: compiling a regular expression takes some microseconds for each
 _SUBJECT = re.compile(rf"{_TOKEN}(?:\.{_TOKEN})*")
 
 
@@ -32,7 +33,8 @@ def has_wildcard(subject: str) -> bool:
     """Whether a token of `subject` is `*` or `>`. (`a*` is an ordinary token.)"""
     if "*" not in subject and ">" not in subject:
         return False
-    return any(token in ("*", ">") for token in subject.split("."))
+    tokens = subject.split(".")
+    return "*" in tokens or ">" in tokens
 
 
 def check_subject(subject: str) -> str:
@@ -98,6 +100,8 @@ def matcher(pattern: str) -> Callable[[str], bool]:
     if not has_wildcard(pattern):
         return pattern.__eq__
     tokens = pattern.split(".")
+    if len(tokens) > LONG:
+        return lambda subject: _covers(tokens, subject.split("."))
     tail = tokens[-1] == ">"
     parts = [r"[^.]+" if t == "*" else re.escape(t) for t in (tokens[:-1] if tail else tokens)]
     regex = r"\.".join(parts) + (r"\..+" if tail else "")

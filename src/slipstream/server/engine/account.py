@@ -7,7 +7,7 @@ a slash).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, cast
 
 import msgspec
@@ -27,11 +27,12 @@ from slipstream.server.engine.ports import StreamLog
 from slipstream.server.engine.reads.direct_get import PREFIX, QUEUE
 from slipstream.server.engine.replication.ingest import Ingest, RemoteIngests
 from slipstream.server.engine.replication.mirror import Mirror, MirrorResponder
-from slipstream.server.engine.replication.source import SourceIngest
+from slipstream.server.engine.replication.source import SourceIngest, source_key
 from slipstream.server.engine.services import SharedServices
 from slipstream.server.engine.snapshots.reader import SnapshotReader
 from slipstream.server.engine.streams.features import with_level
 from slipstream.server.engine.streams.stream import StoredStream, Stream
+from slipstream.server.engine.subject_index import SubjectIndex
 
 
 def account_of(key: str) -> str:
@@ -73,6 +74,7 @@ class Account:
         self.limits = limits
         self.router = router
         self.streams: dict[str, Stream] = {}
+        self.subjects = SubjectIndex()
         self.restores: dict[str, SnapshotReader] = {}  # by the name of the stream
         self.remote_ingests = remote_ingests
         self._ingests: dict[Ingest, None] = {}
@@ -128,13 +130,14 @@ class Account:
         return stream
 
     def change_stream(self, stream: Stream, config: StreamConfig, now: int) -> None:
-        self._detach(stream)
+        kept = frozenset(stream.config.subjects).intersection(config.subjects)
+        self._detach(stream, but=kept)
         was_mirror = stream.config.mirror is not None
         stream.configure(config)
         if was_mirror and config.mirror is None:  # promoted: it detects duplicates itself from now on
             stream.promote()
             stream.restore(now)
-        self._attach(stream)
+        self._attach(stream, but=kept)
         stream.journal.store.configure(stream.key, stream.stored())
         stream.journal.catalog = True
         stream.enforce(now)
@@ -222,17 +225,22 @@ class Account:
     def _key(self, name: str) -> str:
         return name if self.name == DEFAULT_ACCOUNT else f"{self.name}/{name}"
 
-    def _attach(self, stream: Stream) -> None:
+    def _attach(self, stream: Stream, *, but: Collection[str] = ()) -> None:
+        """Let the stream take part; `but`: subjects that `_detach` left to it."""
         self.streams[stream.name] = stream
-        for subject in stream.config.subjects:
+        added = [subject for subject in stream.config.subjects if subject not in but]
+        self.subjects.claim(stream.name, added)
+        for subject in added:
             self.router.add(subject, stream)
         self._connect(stream)
         for subject, peer in self._responders(stream):
             self.router.add(subject, peer, QUEUE)
 
-    def _detach(self, stream: Stream) -> None:
+    def _detach(self, stream: Stream, *, but: Collection[str] = ()) -> None:
         del self.streams[stream.name]
-        for subject in stream.config.subjects:
+        removed = [subject for subject in stream.config.subjects if subject not in but]
+        self.subjects.release(stream.name, removed)
+        for subject in removed:
             self.router.discard(subject, stream)
         for subject, peer in self._responders(stream):
             self.router.discard(subject, peer, QUEUE)
@@ -250,12 +258,15 @@ class Account:
     def _connect(self, stream: Stream) -> None:
         """Start the ingests that the configuration names; existing ones go on from their position."""
 
-        def known(source: StreamSource) -> Ingest | None:
-            return next((ingest for ingest in self.ingests(stream) if ingest.source == source), None)
-
         config = stream.config
+        known = {source_key(ingest.source): ingest for ingest in self.ingests(stream)}
+
+        def existing(source: StreamSource) -> Ingest | None:
+            ingest = known.get(source_key(source))
+            return ingest if ingest is not None and ingest.source == source else None
+
         if config.mirror is not None:
-            mirror = known(config.mirror) or Mirror(self, stream, config.mirror)
+            mirror = existing(config.mirror) or Mirror(self, stream, config.mirror)
             stream.ingests = (mirror,)
             if config.mirror_direct:
                 assert isinstance(mirror, Mirror)
@@ -266,7 +277,7 @@ class Account:
                     for rest in ("", ".>")
                 ]
         else:
-            stream.ingests = tuple(known(source) or SourceIngest(self, stream, source) for source in config.sources)
+            stream.ingests = tuple(existing(source) or SourceIngest(self, stream, source) for source in config.sources)
         for ingest in self.ingests(stream):
             self._ingests[ingest] = None
             upstream = self.streams.get(ingest.source.name)

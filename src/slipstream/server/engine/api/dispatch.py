@@ -41,7 +41,8 @@ from slipstream.server.engine.streams import config as rules
 from slipstream.server.engine.streams import source_config
 from slipstream.server.engine.streams.features import API_LEVEL, server_metadata
 from slipstream.server.engine.streams.stream import Stream
-from slipstream.wire import is_valid_subject, overlaps
+from slipstream.server.engine.subject_index import SubjectIndex
+from slipstream.wire import is_valid_subject
 
 MAX_NAMES = 1024
 MAX_LIST = 256
@@ -115,6 +116,7 @@ class Catalog(SnapshotCatalog, Protocol):
     """The account, as the API sees it."""
 
     version: str
+    subjects: SubjectIndex
 
     def add_stream(self, config: StreamConfig, now: int) -> Stream: ...
 
@@ -274,11 +276,9 @@ class Api:
 
     def _chosen(self, payload: bytes, limit: int) -> tuple[dict[str, Any], list[Stream]]:
         request = _optional(payload, PageRequest)
-        chosen = [
-            stream
-            for name, stream in sorted(self._catalog.streams.items())
-            if not request.subject or any(overlaps(subject, request.subject) for subject in stream.config.subjects)
-        ]
+        streams = self._catalog.streams
+        names = self._catalog.subjects.owners_of(request.subject) if request.subject else set(streams)
+        chosen = [streams[name] for name in sorted(names)]
         offset = min(max(request.offset, 0), len(chosen))
         page = {"total": len(chosen), "offset": offset, "limit": limit}
         return page, chosen[offset : offset + limit]
@@ -372,11 +372,10 @@ class Api:
         stream.journal.events.append((self.reply_port, subject, b"", payload))
 
     def check_overlap(self, config: StreamConfig) -> None:
-        for other in self._catalog.streams.values():
-            if other.name != config.name and any(
-                overlaps(mine, theirs) for mine in config.subjects for theirs in other.config.subjects
-            ):
-                raise StreamSubjectOverlapError
+        stream = self._catalog.streams.get(config.name)
+        own = stream.config.subjects if stream is not None else ()
+        if self._catalog.subjects.is_taken("stream subjects", config.subjects, owner=config.name, own=own):
+            raise StreamSubjectOverlapError
 
     def created_response(self) -> tuple[Source, Callable[[dict[str, Any]], bytes]]:
         """The source and the encoder of the response to a restore."""

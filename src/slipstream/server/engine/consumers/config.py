@@ -22,8 +22,9 @@ from slipstream.api import (
 )
 from slipstream.api.times import format_duration, nanoseconds
 from slipstream.errors import ApiError, ErrorCode, StreamInvalidConfigError
+from slipstream.server.engine import bounds
 from slipstream.server.engine.streams.features import REQUIRED_LEVEL, SERVER_LEVEL, SERVER_VERSION, pedantic_error
-from slipstream.wire import has_wildcard, is_valid_filter, subset_of
+from slipstream.wire import SubjectSet, has_wildcard, is_valid_filter
 
 MAX_NAME = 255
 MAX_DESCRIPTION = 4 * 1024
@@ -51,6 +52,14 @@ def parse(data: Any) -> ConsumerConfig:
     if not isinstance(data, dict):
         raise ErrorCode.INVALID_JSON.error(err="the consumer's config is not an object")
     body: dict[str, Any] = {"ack_policy": AckPolicy.NONE.value} | {k: v for k, v in data.items() if v is not None}
+    bounds.check_count("consumer filter_subjects", body.get("filter_subjects"), bounds.MAX_FILTERS)
+    # Those without wildcards are looked up by a hash.
+    listed = [each for each in bounds.items_of(body.get("filter_subjects")) if isinstance(each, str)]
+    wildcards = [each for each in listed if "*" in each or ">" in each]
+    bounds.check_tokens("consumer filter_subjects with wildcards", wildcards)
+    for name in ("backoff", "priority_groups"):
+        bounds.check_count(f"consumer {name}", body.get(name), bounds.MAX_ENTRIES)
+    bounds.check_count("consumer metadata", body.get("metadata"), bounds.MAX_METADATA_ENTRIES)
     for name, value in body.items():
         if isinstance(value, int) and not (0 if name in _NOT_NEGATIVE else -(2**63)) <= value < 2**63:
             raise ErrorCode.INVALID_JSON.error(err=f"{value} does not fit the field {name}")
@@ -237,7 +246,7 @@ def _check_push(config: ConsumerConfig, stream: StreamConfig) -> None:
         raise ErrorCode.CONSUMER_DELIVER_TO_WILDCARDS.error()
     if not is_valid_filter(config.deliver_subject):
         raise ErrorCode.CONSUMER_INVALID_DELIVER_SUBJECT.error()
-    if any(subset_of(config.deliver_subject, subject) for subject in stream.subjects):
+    if SubjectSet(stream.subjects).matches(config.deliver_subject):
         raise ErrorCode.CONSUMER_DELIVER_CYCLE.error()
     if config.max_waiting:
         raise ErrorCode.CONSUMER_PUSH_MAX_WAITING.error()
@@ -266,11 +275,11 @@ def _check_filters(config: ConsumerConfig) -> None:
     if "" in config.filter_subjects:
         raise ErrorCode.CONSUMER_EMPTY_FILTER.error()
     filters = filters_of(config)
-    for i, one in enumerate(filters):
-        if not is_valid_filter(one):
-            raise StreamInvalidConfigError("invalid subject")
-        if any(i != j and subset_of(one, other) for j, other in enumerate(filters)):
-            raise ErrorCode.CONSUMER_OVERLAPPING_SUBJECT_FILTERS.error()
+    invalid = next((at for at, one in enumerate(filters) if not is_valid_filter(one)), len(filters))
+    if len(filters) > 1 and bounds.some_covered("consumer filter_subjects", filters[:invalid]):
+        raise ErrorCode.CONSUMER_OVERLAPPING_SUBJECT_FILTERS.error()
+    if invalid < len(filters):
+        raise StreamInvalidConfigError("invalid subject")
 
 
 def _check_start(config: ConsumerConfig) -> None:

@@ -19,10 +19,15 @@ from slipstream.server.engine.consumers.delivery_state import DeliveryState
 from slipstream.server.engine.consumers.filters import Filters
 from slipstream.server.engine.consumers.persistence import StateWriter
 from slipstream.server.engine.ports import Changes, Record, StreamLog
-from slipstream.wire import overlaps, subset_of
+from slipstream.wire import SubjectSet
 
 CHUNK = 512
 CHUNK_BYTES = 256 * 1024
+
+
+def _all_within(filters: Iterable[str], pattern: str) -> bool:
+    purged = SubjectSet((pattern,))  # a request may send a very long one: it is taken apart once
+    return all(filter_ == pattern or purged.covering(filter_) is not None for filter_ in filters)
 
 
 class Cursor:
@@ -176,13 +181,13 @@ class Cursor:
             return
         log, mine = self._log, self.filters.patterns
         start = log.committed.first_seq
-        if pattern not in ("", ">") and mine and all(subset_of(filter_, pattern) for filter_ in mine):
+        if pattern not in ("", ">") and mine and _all_within(mine, pattern):
             try:
                 left = log.scan(pattern, 0, limit=1)
                 start = left[0].seq if left else log.committed.last_seq + 1
             except CorruptRecordError as exc:
                 start = max(start, exc.seq)
-        elif pattern and mine and not any(overlaps(filter_, pattern) for filter_ in mine):
+        elif pattern and mine and self.filters.set.overlapping(pattern) is None:
             return
         self.state.pass_over(start)
         self._writer.mark()

@@ -6,15 +6,17 @@ may share some subjects (`a.*.c` and `a.b.*`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from itertools import combinations
+from collections.abc import Mapping
+from functools import cached_property
 
 from slipstream.errors import CorruptRecordError
+from slipstream.server.engine.bounds import MAX_STEPS
 from slipstream.server.engine.ports import Record, StreamLog
-from slipstream.wire import has_wildcard, matcher, overlaps
+from slipstream.wire import SubjectSet
 
 CACHED = 16 * 1024
 PIECE = 1024
+MANY = 16  # filters: from here on messages are read in order, and looked at one by one
 
 
 class Filters:
@@ -23,27 +25,35 @@ class Filters:
     def __init__(self, patterns: tuple[str, ...]) -> None:
         """No pattern, or `>`, covers everything."""
         self.patterns = () if ">" in patterns else patterns
-        self._literals = frozenset(pattern for pattern in self.patterns if not has_wildcard(pattern))
-        self._fits: list[Callable[[str], bool]] = [matcher(p) for p in self.patterns if p not in self._literals]
+        self.set = SubjectSet(self.patterns)
+        self._literals = self.set.literals
         self._known: dict[str, bool] = {}
-        self._disjoint = not any(overlaps(one, other) for one, other in combinations(self.patterns, 2))
+
+    @cached_property
+    def _disjoint(self) -> bool:
+        known = SubjectSet()
+        for pattern in self.patterns:
+            if known.overlapping(pattern) is not None or known.steps > MAX_STEPS:  # too much work to say: perhaps not
+                return False
+            known.add(pattern)
+        return True
 
     def covers(self, subject: str) -> bool:
         """Whether a message on that subject is covered."""
         if not self.patterns or subject in self._literals:
             return True
-        if not self._fits:
+        if not self.set.wildcards:
             return False
         known = self._known.get(subject)
         if known is None:
             if len(self._known) >= CACHED:
                 self._known.clear()
-            known = self._known[subject] = any(fits(subject) for fits in self._fits)
+            known = self._known[subject] = self.set.matches(subject)
         return known
 
     def total(self, counts: Mapping[str, int]) -> int:
         """How many messages are covered, of some that are counted by subject."""
-        if not self._fits:
+        if not self.set.wildcards:
             return sum(counts.get(subject, 0) for subject in self._literals)
         return sum(count for subject, count in counts.items() if self.covers(subject))
 

@@ -24,9 +24,16 @@ from slipstream.server.engine.consumers.persistence import (
 )
 from slipstream.server.engine.consumers.retention import InterestRetention
 from slipstream.server.engine.services import Services
-from slipstream.wire import overlaps
+from slipstream.server.engine.subject_index import SubjectIndex
 
 NEXT_PREFIX = "$JS.API.CONSUMER.MSG.NEXT."
+
+
+def _claims(config: ConsumerConfig) -> tuple[str, ...]:
+    """The messages of a work queue that are the consumer's alone."""
+    if config.direct or config.sourcing:
+        return ()
+    return rules.filters_of(config) or (">",)
 
 
 class Consumers:
@@ -38,6 +45,7 @@ class Consumers:
         self._stream = stream
         self._commit = LazyCommit(services, stream.journal)
         self._cursors: dict[str, Cursor] = {}  # those of `items`
+        self._claimed = SubjectIndex()  # of a work queue: which consumer gets which messages
         self.retention = InterestRetention(services, stream, self._commit, self._cursors)
 
     def __len__(self) -> int:
@@ -119,6 +127,7 @@ class Consumers:
             state=state,
         )
         self._cursors[name] = consumer.cursor
+        self._claim(name, config)
         services.router.add(f"{NEXT_PREFIX}{stream.name}.{name}", consumer.delivery)
         services.ack_router.consumers[stream.name, name] = consumer
         return consumer
@@ -142,7 +151,7 @@ class Consumers:
     def change(self, consumer: Consumer, config: ConsumerConfig, now: int) -> None:
         """Give a consumer another configuration, which was checked."""
         fewer = rules.filters_of(config) != rules.filters_of(consumer.config)
-        consumer.change(config, now)
+        self._configure(consumer, config, now)
         if consumer.persistent:
             self._stream.log.keep(f"{consumer.name}\0c", consumer.record())
             self._stream.journal.catalog = True
@@ -165,6 +174,7 @@ class Consumers:
         consumer.stop()
         stream, services = self._stream, self._services
         del self.items[consumer.name], self._cursors[consumer.name]
+        self._claimed.release(consumer.name, _claims(consumer.config))
         services.router.discard(f"{NEXT_PREFIX}{stream.name}.{consumer.name}", consumer.delivery)
         services.ack_router.consumers.pop((stream.name, consumer.name), None)
         if not self.items:
@@ -197,13 +207,18 @@ class Consumers:
         self._check_unique(config, but="")
 
     def _check_unique(self, config: ConsumerConfig, *, but: str) -> None:
-        mine = rules.filters_of(config)
-        for other in self.items.values():
-            if other.name == but or other.config.direct or other.config.sourcing:
-                continue
-            theirs = other.cursor.filters.patterns
-            if mine and (not theirs or any(overlaps(a, b) for a in mine for b in theirs)):
-                raise ErrorCode.CONSUMER_WQ_NOT_UNIQUE.error()
+        own = _claims(self.items[but].config) if but else ()
+        if self._claimed.is_taken("consumer filter_subjects", rules.filters_of(config), owner=but, own=own):
+            raise ErrorCode.CONSUMER_WQ_NOT_UNIQUE.error()
+
+    def _claim(self, name: str, config: ConsumerConfig) -> None:
+        if self._stream.config.retention == Retention.WORK_QUEUE:
+            self._claimed.claim(name, _claims(config))
+
+    def _configure(self, consumer: Consumer, config: ConsumerConfig, now: int) -> None:
+        self._claimed.release(consumer.name, _claims(consumer.config))
+        self._claim(consumer.name, config)
+        consumer.change(config, now)
 
     # After a start, and after a group was lost.
 
@@ -224,7 +239,7 @@ class Consumers:
                 continue
             config = ConsumerConfig.from_dict(entry.config)
             if config != consumer.config:
-                consumer.change(config, now)
+                self._configure(consumer, config, now)
             # The delivery state in memory is ahead of the store's: all of it is written again, also the blocks that
             # the lost group had emptied.
             consumer.state.all_changed(block_numbers(kept[consumer.name]))

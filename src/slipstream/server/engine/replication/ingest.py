@@ -8,6 +8,7 @@ with it: reading resumes after the last sequence that the stream has durably.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from slipstream.api import StreamConfig, StreamSource, format_time
@@ -22,10 +23,10 @@ from slipstream.errors import (
 )
 from slipstream.server.engine.api.ids import short_hash
 from slipstream.server.engine.jobs import Progress
-from slipstream.server.engine.ports import Record, matcher
+from slipstream.server.engine.ports import Record
 from slipstream.server.engine.reads.frozen_log import LogView, damaged_at
 from slipstream.server.engine.services import Services
-from slipstream.wire import SubjectMapping
+from slipstream.wire import SubjectMapping, SubjectSet
 
 if TYPE_CHECKING:
     from slipstream.server.engine.streams.stream import Stream
@@ -115,11 +116,11 @@ class Ingest:
         transforms = source.subject_transforms
         self.filters = tuple(t.src or ">" for t in transforms) or (source.filter_subject or ">",)
         self.is_filtered = any(pattern != ">" for pattern in self.filters)
-        self.mappings = tuple(SubjectMapping(t.src, t.dest) for t in transforms)
+        self.mappings = {t.src or ">": SubjectMapping(t.src, t.dest) for t in transforms}  # by their filters
+        self._set = SubjectSet(self.filters)
+        self._order = {pattern: at for at, pattern in enumerate(self.filters)}
         own = f"$JS.{services.domain}.API" if services.domain else API_PREFIX
         self.is_remote = source.external is not None and source.external.api != own
-        self._all_fits = tuple(matcher(pattern) for pattern in self.filters)
-        self._fits = self._all_fits if len(self.filters) > 1 else ()  # filters that a scan cannot apply itself
         self._services = services
         self._busy = self._stopped = False
         self._last = 0  # the upstream's last sequence, at the last contact
@@ -266,7 +267,9 @@ class Ingest:
 
     def _store_all(self, records: Sequence[Record]) -> bool:
         for record in records:
-            if record.seq < self.next_seq or (self._fits and not any(fits(record.subject) for fits in self._fits)):
+            if record.seq < self.next_seq:
+                continue
+            if len(self.filters) > 1 and not self._set.matches(record.subject):  # a scan applies one filter only
                 continue
             if record.seq - self.next_seq > WIDE_GAP and self.stream.journal.store.pending:
                 return False  # the gap is cheap as the first change of a group
@@ -275,8 +278,11 @@ class Ingest:
         return True
 
     def _mapped(self, record: Record) -> Record:
-        for mapping in self.mappings:
-            subject = mapping.apply(record.subject)
+        if not self.mappings:
+            return record
+        # Several may match: the first one of the configuration counts.
+        for pattern in sorted(self._set.matching(record.subject), key=self._order.__getitem__):
+            subject = self.mappings[pattern].apply(record.subject)
             if subject is not None:
                 return record if subject == record.subject else record._replace(subject=subject)
         return record
@@ -314,7 +320,7 @@ class Ingest:
     # Reports.
 
     def covers(self, subject: str) -> bool:
-        return any(fits(subject) for fits in self._all_fits)
+        return self._set.matches(subject)
 
     def lacks(self, seq: int) -> bool:
         upstream, journal = self._services.streams.get(self.source.name), self.stream.journal
@@ -346,6 +352,7 @@ class Ingest:
         return found
 
 
+@lru_cache(1024)  # every source of a stream asks with every commit
 def identity_of(created: int) -> str:
     """What distinguishes a stream from an earlier one of the same name, as on nats-server."""
     return short_hash(format_time(created))

@@ -6,6 +6,7 @@ taken twice nor left out, even when limits have removed the sourced messages alr
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 from slipstream.api import StreamConfig, StreamSource
@@ -20,15 +21,20 @@ _DROPPED = ("nats-stream-source:", "nats-expected-", "nats-batch-")
 class SourceIngest(Ingest):
     """The ingest of one source. `identity` distinguishes an upstream from an earlier one of the same name."""
 
+    @cached_property
+    def key(self) -> str:
+        """What distinguishes it from the other sources of its stream."""
+        return source_key(self.source)
+
     def first_wanted(self) -> int:
-        position, self.identity = self.stream.positions.get(source_key(self.source), (-1, ""))
+        position, self.identity = self.stream.positions.get(self.key, (-1, ""))
         if position >= 0:
             return position + 1
         by_time = self.source.opt_start_time is not None and not self.source.opt_start_seq
         return 0 if by_time else max(self.source.opt_start_seq, 1)
 
     def store(self, record: Record) -> None:
-        name, filters, destinations = source_key(self.source).split(" ")
+        name, filters, destinations = self.key.split(" ")
         origin = f"{name} {record.seq} {filters} {destinations} {self._original}"
         if self.identity:
             origin += f" {self.identity}"
@@ -47,8 +53,8 @@ class SourceIngest(Ingest):
         return found
 
     def looked(self, up_to: int) -> None:
-        if self.stream.positions.get(source_key(self.source)) != (up_to, self.identity):
-            self.stream.keep_position(source_key(self.source), up_to, self.identity)
+        if self.stream.positions.get(self.key) != (up_to, self.identity):
+            self.stream.keep_position(self.key, up_to, self.identity)
 
     def meet(self, created: int, config: StreamConfig) -> None:  # noqa: ARG002
         identity = identity_of(created)

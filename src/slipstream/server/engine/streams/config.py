@@ -11,6 +11,7 @@ from typing import Any
 
 from slipstream.api import Discard, Retention, Storage, StreamConfig, encode_json
 from slipstream.errors import ErrorCode
+from slipstream.server.engine import bounds
 from slipstream.server.engine.streams.features import (
     check_feature_changes,
     check_features,
@@ -19,7 +20,7 @@ from slipstream.server.engine.streams.features import (
     with_level,
 )
 from slipstream.server.engine.streams.features import invalid as _invalid
-from slipstream.wire import is_valid_filter, overlaps, subset_of
+from slipstream.wire import SubjectSet, is_valid_filter, overlaps, subset_of
 
 MAX_NAME = 255
 MAX_DESCRIPTION = 4 * 1024
@@ -30,6 +31,7 @@ SHORTEST = timedelta(milliseconds=100)
 ZERO = timedelta(0)
 
 _NAME_TEXT = "stream name is required and can not contain '.', '*', '>', '\\', '/'"
+_TRANSFORMS = "subject_transforms"
 _RESERVED = ("$JS.>", "$JSC.>", "$NRG.>")
 _CHOICES: dict[str, frozenset[str]] = {
     "retention": frozenset(Retention),
@@ -45,6 +47,7 @@ def parse(data: dict[str, Any]) -> StreamConfig:
     """The configuration in a request's body; raises InvalidJsonError."""
     body = {name: value for name, value in data.items() if name != "pedantic"}
     body.setdefault("name", "")
+    _check_bounds(body)
     for name, value in body.items():
         if isinstance(value, int) and not (0 if name == "first_seq" else -(2**63)) <= value < 2**63:
             raise ErrorCode.INVALID_JSON.error(err=f"{value} does not fit the field {name}")
@@ -62,6 +65,31 @@ def parse(data: dict[str, Any]) -> StreamConfig:
         if model is not None and model.unknown:
             raise ErrorCode.INVALID_JSON.error(err=f'json: unknown field "{next(iter(model.unknown))}"')
     return config
+
+
+def _check_bounds(body: dict[str, Any]) -> None:
+    """Reject what is too large to be looked at, before anything is made of it."""
+    bounds.check_count("stream subjects", body.get("subjects"), bounds.MAX_SUBJECTS)
+    bounds.check_tokens("stream subjects", bounds.items_of(body.get("subjects")))
+    bounds.check_count("stream metadata", body.get("metadata"), bounds.MAX_METADATA_ENTRIES)
+    tags = bounds.fields_of(body.get("placement")).get("tags")
+    bounds.check_count("stream placement tags", tags, bounds.MAX_ENTRIES)
+    sources = body.get("sources")
+    bounds.check_count("stream sources", sources, bounds.MAX_SOURCES)
+    transforms = [bounds.fields_of(body.get(name)) for name in ("subject_transform", "republish")]
+    for upstreams in (bounds.items_of(sources), [body.get("mirror")]):
+        listed = [
+            each for upstream in upstreams for each in bounds.items_of(bounds.fields_of(upstream).get(_TRANSFORMS))
+        ]
+        bounds.check_count(f"stream {_TRANSFORMS}", listed, bounds.MAX_TRANSFORMS)
+        bounds.check_tokens(f"stream {_TRANSFORMS}", [bounds.fields_of(each).get("src") for each in listed])
+        transforms += [bounds.fields_of(each) for each in listed]
+    size = sum(
+        len(text) for each in transforms for text in (each.get("src"), each.get("dest")) if isinstance(text, str)
+    )
+    if size > bounds.MAX_TRANSFORM_SIZE:
+        text = f"subject transforms of a stream must have at most {bounds.MAX_TRANSFORM_SIZE} characters, got {size}"
+        raise _invalid(text)
 
 
 def normalise(config: StreamConfig, *, pedantic: bool = False) -> StreamConfig:
@@ -162,20 +190,21 @@ def _check_times(config: StreamConfig, *, pedantic: bool) -> StreamConfig:
 
 
 def _check_subjects(config: StreamConfig) -> None:
-    seen: list[str] = []
-    for subject in config.subjects:
+    seen = SubjectSet()
+    for at, subject in enumerate(config.subjects):
         if not is_valid_filter(subject):
             raise _invalid("invalid subject")
         if subject in seen:
             raise _invalid("duplicate subjects detected")
         if subject == ">" and not config.no_ack:
             raise _invalid("capturing all subjects requires no-ack to be true")
-        if not config.no_ack:
+        if not config.no_ack and subject[0] in "$*>":
             _check_reserved(subject)
-        for other in seen:
-            if overlaps(other, subject):
-                raise _invalid(f'subject "{other}" overlaps with "{subject}"')
-        seen.append(subject)
+        if seen.overlapping(subject) is not None:
+            other = next(other for other in config.subjects[:at] if overlaps(other, subject))  # the first, as there
+            raise _invalid(f'subject "{other}" overlaps with "{subject}"')
+        seen.add(subject)
+        bounds.check_steps("stream subjects", seen.steps)
 
 
 def _check_reserved(subject: str) -> None:

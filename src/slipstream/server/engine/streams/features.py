@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from slipstream.api import Discard, Retention, Storage, StreamConfig
 from slipstream.errors import ApiError, ErrorCode, StreamInvalidConfigError
-from slipstream.wire import SubjectMapping, check_mapping, is_valid_filter, overlaps
+from slipstream.wire import SubjectMapping, SubjectSet, check_mapping, is_valid_filter
 
 API_LEVEL = 5  # of nats-server 2.15
 REQUIRED_LEVEL = "_nats.req.level"
@@ -117,7 +117,7 @@ def _check_republish(config: StreamConfig, *, pedantic: bool) -> StreamConfig:
         if pedantic:
             raise pedantic_error("implicit republish based on subject transform")
         again = again.replace(src=transform.dest, dest=transform.dest)
-    if any(overlaps(again.dest, subject) for subject in config.subjects):
+    if SubjectSet(config.subjects).overlapping(again.dest) is not None:
         raise invalid("stream configuration for republish destination forms a cycle")
     try:
         SubjectMapping(again.src, again.dest)

@@ -25,7 +25,7 @@ from slipstream.server.engine.services import Services
 from slipstream.server.engine.streams.cron import Moment, next_moment, time_zone
 from slipstream.server.engine.streams.publish_headers import PublishHeaders, remove_lines, set_header
 from slipstream.server.engine.timers import Timer
-from slipstream.wire import is_valid_subject, overlaps
+from slipstream.wire import is_valid_subject
 
 PURGE = "purge"
 SLICE = 256  # schedules that fire in one turn
@@ -83,16 +83,24 @@ def parse_schedule(header: bytes) -> Schedule:
 # Checks of a publish.
 
 
-def check(config: StreamConfig, schedule: Schedule, subject: str, now: int, *, is_plain: Callable[[str], bool]) -> bool:
+def check(
+    config: StreamConfig,
+    schedule: Schedule,
+    subject: str,
+    now: int,
+    *,
+    is_plain: Callable[[str], bool],
+    captures: Callable[[str], bool],
+) -> bool:
     """Whether a message is a schedule; raises ApiError if it is invalid or the stream does not allow it.
 
-    `is_plain` says whether a subject has messages, but no schedule.
+    `is_plain` says whether a subject has messages, but no schedule; `captures`, whether it belongs to the stream.
     """
     if schedule is NO_SCHEDULE:
         return False
     is_schedule = _check_pattern(config, schedule, now)
     if is_schedule:
-        _check_fields(config, schedule, subject)
+        _check_fields(config, schedule, subject, captures)
     if schedule.next:
         if schedule.next != PURGE or schedule.scheduler in ("", subject) or not is_valid_subject(schedule.scheduler):
             raise ErrorCode.MESSAGE_SCHEDULES_SCHEDULER_INVALID.error()
@@ -123,7 +131,7 @@ def _check_pattern(config: StreamConfig, schedule: Schedule, now: int) -> bool:
     return bool(schedule.pattern)
 
 
-def _check_fields(config: StreamConfig, schedule: Schedule, subject: str) -> None:
+def _check_fields(config: StreamConfig, schedule: Schedule, subject: str, captures: Callable[[str], bool]) -> None:
     try:
         parse_ttl(schedule.ttl)
     except ValueError as exc:
@@ -132,14 +140,14 @@ def _check_fields(config: StreamConfig, schedule: Schedule, subject: str) -> Non
         raise ErrorCode.MESSAGE_SCHEDULES_ROLLUP_INVALID.error()
     if schedule.ttl and not config.allow_msg_ttl:
         raise ErrorCode.MESSAGE_TTL_DISABLED.error()
-    if schedule.target == subject or not _belongs(config, schedule.target):
+    if schedule.target == subject or not _belongs(schedule.target, captures):
         raise ErrorCode.MESSAGE_SCHEDULES_TARGET_INVALID.error()
-    if schedule.source and (schedule.source in (schedule.target, subject) or not _belongs(config, schedule.source)):
+    if schedule.source and (schedule.source in (schedule.target, subject) or not _belongs(schedule.source, captures)):
         raise ErrorCode.MESSAGE_SCHEDULES_SOURCE_INVALID.error()
 
 
-def _belongs(config: StreamConfig, subject: str) -> bool:
-    return is_valid_subject(subject) and any(overlaps(own, subject) for own in config.subjects)
+def _belongs(subject: str, captures: Callable[[str], bool]) -> bool:
+    return is_valid_subject(subject) and captures(subject)
 
 
 def with_rollup(header: bytes, wanted: PublishHeaders) -> tuple[bytes, PublishHeaders]:

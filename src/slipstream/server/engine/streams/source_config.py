@@ -5,14 +5,16 @@ Codes and texts are those of nats-server 2.15. An upstream need not exist yet: t
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from slipstream.api import StreamConfig, StreamSource, SubjectTransform
 from slipstream.api.names import API_PREFIX
 from slipstream.errors import ErrorCode, StreamInvalidConfigError
+from slipstream.server.engine import bounds
 from slipstream.server.engine.replication.source import source_key
-from slipstream.wire import SubjectMapping, has_wildcard, is_valid_filter, overlaps, subset_of
+from slipstream.wire import SubjectMapping, has_wildcard, is_valid_filter, overlaps
 
 
 class _Codes(NamedTuple):
@@ -75,8 +77,9 @@ def checked(config: StreamConfig, streams: Mapping[str, ConfiguredStream]) -> St
         if config.allow_msg_schedules:
             raise ErrorCode.SOURCE_WITH_MSG_SCHEDULES.error()
         keys = [source_key(source) for source in config.sources]
+        counts = Counter(keys)
         for source, key in zip(config.sources, keys, strict=True):
-            if keys.count(key) > 1:
+            if counts[key] > 1:
                 raise ErrorCode.SOURCE_DUPLICATE_DETECTED.error()
             _check_source(config, source, streams, _SOURCE)
     _check_cycle(config, streams)
@@ -110,10 +113,10 @@ def _check_transforms(transforms: Sequence[SubjectTransform], codes: _Codes) -> 
             SubjectMapping(transform.src, transform.dest)
         except ValueError as exc:
             raise codes.destination.error(err=exc) from exc
-    collide = overlaps if codes is _MIRROR else subset_of
-    for i, one in enumerate(transforms):
-        if any(i != j and collide(one.src or ">", other.src or ">") for j, other in enumerate(transforms)):
-            raise codes.overlap.error()
+    filters = [transform.src or ">" for transform in transforms]
+    compare = bounds.some_overlap if codes is _MIRROR else bounds.some_covered
+    if compare("stream subject_transforms", filters):
+        raise codes.overlap.error()
 
 
 def _check_external(api: str, deliver: str) -> None:
@@ -132,17 +135,25 @@ def _is_name(name: str) -> bool:
 
 def _check_cycle(config: StreamConfig, streams: Mapping[str, ConfiguredStream]) -> None:
     """Reject cycles: a message must not return to its origin."""
-    waiting, visited = [config], set()
+    waiting, visited, steps = deque([config]), set(), 0
+    looked_at: dict[str, int] = {}  # stream -> how many were visited when its sources were looked at last
     while waiting:
-        current = waiting.pop(0)
+        current = waiting.popleft()
         visited.add(current.name)
+        if looked_at.get(current.name) == len(visited):
+            continue  # one of several sources that are the same stream: nothing has changed since the one before
+        looked_at[current.name] = len(visited)
         for source in current.sources:
             if source.external is not None:
                 continue
+            steps += 1
             if source.name not in visited:
                 waiting += [streams[source.name].config] if source.name in streams else []
             elif not source.filter_subject or any(overlaps(s, source.filter_subject) for s in current.subjects):
                 raise StreamInvalidConfigError("detected cycle")
+            else:
+                steps += len(current.subjects)
+        bounds.check_steps("sources", steps)
         mirror = current.mirror
         if mirror is not None and mirror.external is None:
             if mirror.name in visited:

@@ -35,7 +35,7 @@ from slipstream.server.engine.streams.publish_headers import (
     remove_header,
 )
 from slipstream.server.engine.streams.subject_limits import SubjectTrim
-from slipstream.wire import SubjectMapping, is_valid_subject
+from slipstream.wire import SubjectMapping, SubjectSet, is_valid_subject
 
 NO_LIMIT = 1 << 62
 _DUPLICATE = '"duplicate": true'
@@ -96,6 +96,7 @@ class Stream:
     def configure(self, config: StreamConfig) -> None:
         """Apply a configuration; `enforce` then removes the messages that it no longer allows."""
         self.config = config
+        self._subjects: SubjectSet | None = None
         if not config.allow_batched:
             self._fast.stop()
         self.replicas.scale(config.num_replicas, mirrors=config.mirror is not None)
@@ -122,6 +123,12 @@ class Stream:
         self.acks = not config.no_ack
         self._by_interest = config.retention == Retention.INTEREST
         self.duplicates.window = nanoseconds(config.duplicate_window)
+
+    def captures(self, subject: str) -> bool:
+        """Whether messages on a subject belong to the stream."""
+        if self._subjects is None:
+            self._subjects = SubjectSet(self.config.subjects)
+        return self._subjects.matches(subject)
 
     def stored(self) -> bytes:
         """The record for the store."""
@@ -184,6 +191,7 @@ class Stream:
 
     def stop(self) -> None:
         """The stream was deleted."""
+        self.journal.unsaved.pop(self, None)
         self.expiry.stop()
         self.schedules.stop()
         if self._subject_trim is not None:
@@ -294,6 +302,12 @@ class Stream:
     def keep_position(self, source: str, seq: int, identity: str) -> None:
         """Store the position of a source, in the same group as its messages."""
         self.positions[source] = (seq, identity)
+        # Once for all sources: the record has the positions of all of them.
+        self.journal.unsaved[self] = None
+        self.journal.seal_requested = True
+
+    def save(self) -> None:
+        """Write the positions of the sources: deferred state of the journal."""
         self.journal.store.configure(self.key, self.stored())
 
     def ack(self, seq: int) -> tuple[str, int]:
@@ -336,7 +350,9 @@ class Stream:
             amount = publish_checks.increment(config, wanted, payload)
             publish_checks.check_target(config, wanted)
             publish_checks.check_expected(log, wanted, subject)
-            if schedules.check(config, schedule, subject, now, is_plain=self.schedules.is_plain):
+            if schedules.check(
+                config, schedule, subject, now, is_plain=self.schedules.is_plain, captures=self.captures
+            ):
                 header, wanted = schedules.with_rollup(header, wanted)
             publish_checks.check_origin(wanted)
             if wanted.msg_id and (seq := self.duplicates.find(wanted.msg_id, now)):
@@ -506,7 +522,9 @@ class Stream:
                 publish_checks.check_size(self._max_size, header, payload)
             rules.sequences(wanted, subject)
             schedule = schedules.parse_schedule(header)
-            scheduled[subject] = schedules.check(config, schedule, subject, now, is_plain=is_plain)
+            scheduled[subject] = schedules.check(
+                config, schedule, subject, now, is_plain=is_plain, captures=self.captures
+            )
             if scheduled[subject]:
                 header, wanted = schedules.with_rollup(header, wanted)
             rules.rollup(wanted, subject)
