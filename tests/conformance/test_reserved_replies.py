@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 
 from slipstream import ConsumerConfig, connect
 from slipstream.client.events import ClientEvent
 from slipstream.errors import AuthorizationError
+from slipstream.server import Server
 from tests.conformance.test_pull import world
+from tests.servers import real_server
 
 TIMEOUT = 20.0
 REFUSED = ("$JS.ACK.x", "$JS.ACK.S.C.1.1.1.1.1", '$JS.ACK.a"b', "_R_.", "_R_.x", "_GR_.x", "_GR_.a.b.c")
@@ -94,3 +97,37 @@ async def test_a_refused_reply_is_an_event_and_acks_work_as_before(any_server: s
             assert (await subscription.info()).ack_floor.stream_seq == 4
         assert (await consumer.info()).num_ack_pending == 0
         assert len(events) == 1
+
+
+async def test_a_user_who_may_only_pull_can_delete_a_stream_on_nats_server_and_not_here(tmp_path: Path) -> None:
+    """The status of an empty pull is an empty message, and so a request to delete, if the reply says so."""
+    config = """
+        authorization { users: [
+            {user: admin, password: p}
+            {user: reader, password: p, permissions: {
+                publish: "$JS.API.CONSUMER.MSG.NEXT.ORD.lim", subscribe: "_INBOX.>"
+            }}
+        ] }
+    """
+    file = tmp_path / "server.conf"
+    file.write_text(config + "port: -1, jetstream: true")
+    async with Server.from_config(file) as ours:
+        with real_server(config=config) as real:
+            left = []
+            for url in (ours.url, real):
+                async with connect(url, user="admin", password="p") as nc:
+                    js = nc.jetstream()
+                    await (await js.create_stream("ORD", subjects="ord")).create_consumer("lim")
+                    await js.create_stream("VICT", subjects="vict")
+                    reader = await RawClient.open(url, user="reader", **{"pass": "p"}, verbose=False)
+                    request = '{"batch":1,"no_wait":true}'
+                    pull = f"PUB $JS.API.CONSUMER.MSG.NEXT.ORD.lim $JS.API.STREAM.DELETE.VICT {len(request)}"
+                    said = await reader.say(pull, request)
+                    await reader.close()
+                    names = {name async for name in js.stream_names()}
+                    deadline = asyncio.get_running_loop().time() + TIMEOUT
+                    while "VICT" in names and not said and asyncio.get_running_loop().time() < deadline:
+                        names = {name async for name in js.stream_names()}
+                    left.append((names, said))
+    refused = "-ERR 'Permissions Violation for Publish with Reply of \"$JS.API.STREAM.DELETE.VICT\"'"
+    assert left == [({"ORD", "VICT"}, [refused]), ({"ORD"}, [])]

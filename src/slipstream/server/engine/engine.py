@@ -38,12 +38,13 @@ from slipstream.server.engine.api.advisories import Advisories
 from slipstream.server.engine.auth.authenticator import Authenticator, Certificate, reject_signatures
 from slipstream.server.engine.auth.jwt import Verify
 from slipstream.server.engine.auth.permissions import quoted
+from slipstream.server.engine.auth.reply_targets import INBOX, schedule_target
 from slipstream.server.engine.auth.users import DEFAULT_ACCOUNT, at_most
 from slipstream.server.engine.consumers.ack_router import ACK_PREFIX
 from slipstream.server.engine.core.admission import Admission
 from slipstream.server.engine.core.info import info
 from slipstream.server.engine.core.output import Output
-from slipstream.server.engine.core.routing import INBOX, AccountRouter, Random, Subscriber
+from slipstream.server.engine.core.routing import AccountRouter, Random, Subscriber
 from slipstream.server.engine.core.session import Listener, PeerAddress, Session, SessionState, subscription
 from slipstream.server.engine.jobs import RECEIVE_UNITS, Progress
 from slipstream.server.engine.journal import Answer, CommitBatch, Journal, ReplyPort
@@ -539,10 +540,16 @@ class Engine:
         valid = subject in self._valid_subjects or self._validate(subject)
         if session.pedantic and (not valid or has_wildcard(subject)):
             router.push(session, err("Invalid Publish Subject"))
-        if session.grant is not None and not session.grant.may_publish(subject, router.now):
-            router.push(session, err(f"Permissions Violation for Publish to {quoted(subject)}"))
-            return
-        if reply and _is_reserved(reply):
+        rules = None
+        if session.grant is not None:
+            rules = session.grant.rules
+            if not session.grant.may_publish(subject, router.now):
+                router.push(session, err(f"Permissions Violation for Publish to {quoted(subject)}"))
+                return
+            if header and (target := schedule_target(header)) and not rules.may_publish(target):
+                router.push(session, err(f"Permissions Violation for Publish to {quoted(target)}"))
+                return
+        if reply and (_is_reserved(reply) or (rules is not None and not router.may_reply(rules, reply))):
             router.push(session, err(f"Permissions Violation for Publish with Reply of {quoted(reply)}"))
             return
         if session.verbose:
@@ -556,7 +563,14 @@ class Engine:
             found = router.matcher.match(subject)
             if len(found.plain) == 1 and not found.queues and isinstance(found.plain[0], Stream):
                 router.remember_sole_stream(subject, found.plain[0])
-        delivered = router.route(found, subject, reply, header, payload, session)
+        if rules is not None:
+            router.requester = rules
+            try:
+                delivered = router.route(found, subject, reply, header, payload, session)
+            finally:
+                router.requester = None
+        else:
+            delivered = router.route(found, subject, reply, header, payload, session)
         if not delivered and reply and session.no_responders:
             router.send_no_responders(session, subject, reply)
 

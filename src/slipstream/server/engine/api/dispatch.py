@@ -33,6 +33,7 @@ from slipstream.server.engine.api.requests import optional as _optional
 from slipstream.server.engine.api.requests import stream_config as _config
 from slipstream.server.engine.api.responses import MAX_SUBJECTS, stream_info, subject_page
 from slipstream.server.engine.auth.account_limits import check_stream, used
+from slipstream.server.engine.auth.reply_targets import Targets
 from slipstream.server.engine.journal import Journal, ReplyPort, Source
 from slipstream.server.engine.ports import Record
 from slipstream.server.engine.reads.direct_get import ReplicaPeer
@@ -224,6 +225,8 @@ class Api:
         journal: Journal | None = None
         try:
             _check_level(header)
+            if (rules := self._catalog.router.requester) is not None:
+                Targets(kind, payload).check(rules, self._catalog.router.is_served)
             outcome = handler(stream, payload, now)
             journal, source.later = outcome.journal, outcome.later
             answer = source.encode(None, outcome.fields) if outcome.later is None else b""

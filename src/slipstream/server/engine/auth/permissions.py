@@ -44,6 +44,10 @@ class Rules:
             self._may[subject] = known
         return known
 
+    def may_publish_all(self, pattern: str) -> bool:
+        """Whether the lists permit every subject that matches a pattern."""
+        return self.may_publish(pattern) and not any(overlaps(pattern, entry) for entry in self._publish_deny)
+
     def may_subscribe(self, subject: str, queue: str) -> bool:
         if self._subscribe is not None:
             plain, queues = _covering(self._subscribe, subject)

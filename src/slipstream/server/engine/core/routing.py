@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Protocol
 
+from slipstream.server.engine.auth.permissions import Rules
+from slipstream.server.engine.auth.reply_targets import INBOX, is_reserved
 from slipstream.server.engine.core.output import Output
 from slipstream.server.engine.core.session import ClientSub, GuardedSub, Session
 from slipstream.server.engine.journal import Answer
@@ -23,7 +25,6 @@ from slipstream.wire import Match, Router, has_wildcard, hmsg, matches, overlaps
 MAX_SHORTCUTS = 32 * 1024
 SHARED = 64 * 1024  # bytes of a message from which on its subscribers share one copy
 MAX_INNER_WILDCARDS = 64  # beyond that, looking through them costs more than the shortcut saves
-INBOX = "_INBOX."
 ACKS = "$JS.ACK.>"
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
@@ -66,6 +67,7 @@ class AccountRouter:
         self._ack_router: Subscriber | None = None
         self._ack_subscriptions = 0  # beside that of the ack router
         self._interest: dict[str, dict[InterestListener, None]] = {}  # by literal subject
+        self.requester: Rules | None = None  # of the client whose request is being handled, if it has permissions
 
     def chance(self) -> float:
         """At least 0, less than 1."""
@@ -183,6 +185,18 @@ class AccountRouter:
         ):
             return None
         return sub
+
+    def is_served(self, subject: str) -> bool:
+        """Whether a part of the server receives what is published to a subject."""
+        if is_reserved(subject):
+            return True
+        found = self.matcher.match_once(subject)
+        every = (*found.plain, *(member for _, members in found.queues for member in members))
+        return any(not isinstance(target, ClientSub) for target in every)
+
+    def may_reply(self, rules: Rules, reply: str) -> bool:
+        """Whether a client with permissions may have its request answered on a subject (`auth.reply_targets`)."""
+        return reply.startswith(INBOX) or rules.may_publish(reply) or not self.is_served(reply)
 
     # Routing.
 
