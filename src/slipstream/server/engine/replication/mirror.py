@@ -88,7 +88,7 @@ class Mirror(Ingest):
     def store(self, record: Record) -> None:
         if record.seq > self._expected:
             self._missed()
-        self.stream.adopt(record, self._services.router.now)
+        self.stream.adopt(record)
         self._stored = record.seq
         self._expected = record.seq + 1
         if self._check is not None and self._check[0] == record.seq:

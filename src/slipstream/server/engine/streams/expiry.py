@@ -13,6 +13,7 @@ from slipstream.api import format_duration
 from slipstream.errors import CorruptRecordError
 from slipstream.server.engine.ports import NEVER, Record, StreamLog, time_to_live
 from slipstream.server.engine.services import Services
+from slipstream.server.engine.streams.stream_time import StreamTime
 from slipstream.server.engine.timers import Timer
 
 SLICE = 4096  # sequences per turn: a stream that expires as a whole must not block the others
@@ -28,8 +29,9 @@ Mark = Callable[[str, bytes, int], None]  # store an empty message on a subject
 class Expiry:
     """The expiry timer of one stream."""
 
-    def __init__(self, services: Services, log: StreamLog, mark: Mark) -> None:
-        self._services, self._log, self._mark = services, log, mark
+    def __init__(self, services: Services, log: StreamLog, mark: Mark, time: StreamTime) -> None:
+        """`time` is the stream's: messages are as old as it says."""
+        self._services, self._log, self._mark, self._time = services, log, mark, time
         self._max_age = 0
         self._lifetimes = False
         self._header = b""  # of a marker; empty: no markers
@@ -61,21 +63,22 @@ class Expiry:
             self._timer.cancel()
             self._timer = None
 
-    def appended(self, now: int, ends: int) -> None:
+    def appended(self, ends: int) -> None:
         """A message was added; `ends` is when its own time to live expires, if it has one."""
-        timer = self._timer
+        timer, now = self._timer, self._services.router.now
         if timer is None:
             if self._max_age or ends:
                 self.arm(now)
-        elif ends and ends < timer.when:
+        elif ends and self._time.until(ends, now) < timer.when:
             self.arm(now)
 
     def arm(self, now: int) -> None:
-        """Set the timer to the next expiry."""
+        """Set the timer to the next expiry; `now` is the server's time."""
         self.stop()
-        moments = [moment for moment in (self._next_age(now), self._next_lifetime()) if moment]
+        moments = [moment for moment in (self._next_age(self._time.at(now)), self._next_lifetime()) if moment]
         if moments:
-            self._timer = self._services.timers.at(max(min(moments), now + PAUSE), self._ring)
+            when = self._time.until(min(moments), now)
+            self._timer = self._services.timers.at(max(when, now + PAUSE), self._ring)
 
     def _next_age(self, now: int) -> int:
         state = self._log.state
@@ -94,14 +97,15 @@ class Expiry:
 
     def _ring(self, now: int) -> None:
         self._timer = None
+        time = self._time.at(now)
         if self._max_age:
             if self._lifetimes:
-                self._drop_old(now)
+                self._drop_old(time)
             else:
-                self._cut(now)
+                self._cut(time)
         if self._lifetimes:
-            for seq in self._log.take_expired(now, SLICE):
-                self._drop(seq, self._read(seq), now)
+            for seq in self._log.take_expired(time, SLICE):
+                self._drop(seq, self._read(seq), time)
         self.arm(now)
 
     def _cut(self, now: int) -> None:

@@ -34,6 +34,7 @@ from slipstream.server.engine.streams.publish_headers import (
     parse_publish_headers,
     remove_header,
 )
+from slipstream.server.engine.streams.stream_time import StreamTime
 from slipstream.server.engine.streams.subject_limits import SubjectTrim
 from slipstream.wire import SubjectMapping, SubjectSet, is_valid_subject
 
@@ -82,7 +83,8 @@ class Stream:
         self._ack_head = f'{{"stream":{quoted}{domain},"seq":'
         self._ack_size = len(self._ack_head.encode()) + 1
         self.duplicates = DuplicateWindow(0)
-        self.expiry = Expiry(services, self.log, self._mark)
+        self.time = StreamTime()
+        self.expiry = Expiry(services, self.log, self._mark, self.time)
         self.schedules = schedules.Schedules(services, self.log, self._publish_scheduled)
         self._counters = Counters(self.log)
         self._batches = AtomicBatches(services.timers, services.batch_usage, self._abandoned)
@@ -145,6 +147,9 @@ class Stream:
     def restore(self, now: int, *, lost: bool = False) -> None:
         """Rebuild the state that is derived from the log: after a start, and after a group was lost."""
         self._clock = self.log.state.last_time
+        if self.config.mirror is None and not lost:  # a mirror has the times of its upstream
+            self.time.begin(self._clock, now)
+        self._clock = max(self._clock, self.time.caught_up)
         # The last message that removed others than the older ones of its subject; which one it was is not stored.
         self.last_sweep = self.log.state.last_seq if sweeps(self.config) else 0
         self._counters.forget()
@@ -153,7 +158,7 @@ class Stream:
         if lost:
             self.duplicates.take_back(self.log.committed.last_seq)
         else:
-            self.duplicates.rebuild(self.log, now)
+            self.duplicates.rebuild(self.log, self.time.at(now))
         self._last_msg_id = ""
         with contextlib.suppress(CorruptRecordError):  # reads report it; the stream works without its id
             last = self.log.peek(self.log.state.last_seq)
@@ -205,10 +210,22 @@ class Stream:
 
     # Publishing.
 
+    @property
+    def _now(self) -> int:
+        """The server's time, for timers and schedules; that of messages (`now` below) may be ahead of it."""
+        return self._services.router.now
+
+    def _stamp(self, now: int) -> int:
+        """The time of a message that is stored now: not before that of the last one, and the stream's if it is ahead.
+        `_clock` is the moment from which on it is simply `now`."""
+        stamp = max(self.log.state.last_time, self.time.at(now))
+        self._clock = max(stamp, self.time.caught_up)
+        return stamp
+
     def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:
         """Store a message; its ack waits for the commit."""
         if now < self._clock:  # the log is ordered by time
-            now = self._clock
+            now = self._stamp(now)
         else:
             self._clock = now
         answer: bytes | None = b""
@@ -220,7 +237,7 @@ class Stream:
                 self._last_msg_id = ""
                 if self._limited:
                     self._trim(subject)
-                    self.expiry.appended(now, 0)
+                    self.expiry.appended(0)
                 if self._by_interest:
                     self.consumers.retention.offered(seq, subject)
         except ApiError as exc:
@@ -234,7 +251,7 @@ class Stream:
 
     # Mirrors and sources.
 
-    def adopt(self, record: Record, now: int) -> None:
+    def adopt(self, record: Record) -> None:
         """Store a message of the mirrored stream, with its sequence and time."""
         log, (seq, time, subject, header, payload) = self.log, record
         subject = self._mapped(subject)
@@ -253,13 +270,13 @@ class Stream:
             self._republish_later(subject, header, payload, seq=seq, now=time, before=before)
         if self._limited:
             self._trim(subject)
-            self.expiry.appended(now, expires_at(time, header) if header else 0)
+            self.expiry.appended(expires_at(time, header) if header else 0)
         if self._by_interest:
             self.consumers.retention.offered(seq, subject)
 
     def take_in(self, subject: str, header: bytes, payload: bytes, now: int) -> None:
         """Store a message of a source, unless it is a duplicate. Raises ApiError if it is rejected."""
-        self._clock = now = max(now, self._clock)
+        now = self._stamp(now)
         config, subject = self.config, self._mapped(subject)
         if config.sealed:
             raise ErrorCode.STREAM_SEALED.error()
@@ -293,6 +310,8 @@ class Stream:
     def promote(self) -> None:
         """No longer a mirror: from now on it speaks for itself."""
         self.fidelity = None
+        self.time.begin(self._clock, self._now)
+        self._clock = max(self._clock, self.time.caught_up)
         self.replicas.show(seen=0, gap_until=0, is_true_copy=False)
 
     def as_of(self) -> int:
@@ -351,7 +370,7 @@ class Stream:
             publish_checks.check_target(config, wanted)
             publish_checks.check_expected(log, wanted, subject)
             if schedules.check(
-                config, schedule, subject, now, is_plain=self.schedules.is_plain, captures=self.captures
+                config, schedule, subject, self._now, is_plain=self.schedules.is_plain, captures=self.captures
             ):
                 header, wanted = schedules.with_rollup(header, wanted)
             publish_checks.check_origin(wanted)
@@ -396,11 +415,11 @@ class Stream:
             log.purge(pattern=wanted.scheduler)
             self.last_sweep = seq
         if self.schedules.on:
-            self.schedules.stored(seq, subject, header, now)
+            self.schedules.stored(seq, subject, header, self._now)
         if self._republish is not None:
             self._republish_later(subject, header, payload, seq=seq, now=now, before=before)
         self._trim(subject)
-        self.expiry.appended(now, expires_at(now, header) if wanted.ttl else 0)
+        self.expiry.appended(expires_at(now, header) if wanted.ttl else 0)
         if self._by_interest:
             self.consumers.retention.offered(seq, subject)
         return seq
@@ -412,7 +431,7 @@ class Stream:
 
     def _publish_scheduled(self, subject: str, header: bytes, payload: bytes, now: int) -> None:
         """Publish the message of a schedule that is due. Raises ApiError if the stream rejects it."""
-        self._clock = now = max(now, self._clock)
+        now = self._stamp(now)
         config, subject, wanted = self.config, self._mapped(subject), parse_publish_headers(header)
         if config.sealed:
             raise ErrorCode.STREAM_SEALED.error()
@@ -422,7 +441,7 @@ class Stream:
 
     def _mark(self, subject: str, header: bytes, now: int) -> None:
         """Store a delete marker for a subject."""
-        self._clock = now = max(now, self._clock)
+        now = self._stamp(now)
         self._append(subject, header, b"", now, parse_publish_headers(header))
 
     def _republish_later(self, subject: str, header: bytes, payload: bytes, *, seq: int, now: int, before: int) -> None:
@@ -455,7 +474,7 @@ class Stream:
             seq, is_duplicate, _ = self._check_and_append(bare, now)
             return fast_batches.FastOutcome(seq, is_duplicate)
 
-        self._fast.receive(fast_batches.parse(reply), reply, level, store, now)
+        self._fast.receive(fast_batches.parse(reply), reply, level, store, self._now)
 
     def tell(self, reply: str, payload: bytes) -> None:
         """Send a response once everything up to here is durable."""
@@ -479,7 +498,7 @@ class Stream:
         self._check_part(message)
         if not self.config.allow_atomic:
             raise ErrorCode.ATOMIC_PUBLISH_DISABLED.error()
-        messages = self._batches.stage(message, now)
+        messages = self._batches.stage(message, self._now)
         if messages is None:
             if reply and self.acks:
                 self._services.router.send(reply, b"", b"")
@@ -523,7 +542,7 @@ class Stream:
             rules.sequences(wanted, subject)
             schedule = schedules.parse_schedule(header)
             scheduled[subject] = schedules.check(
-                config, schedule, subject, now, is_plain=is_plain, captures=self.captures
+                config, schedule, subject, self._now, is_plain=is_plain, captures=self.captures
             )
             if scheduled[subject]:
                 header, wanted = schedules.with_rollup(header, wanted)
