@@ -111,7 +111,7 @@ class Committer:
         self._group_sealed()
         group = batch.group
         if self.write_error and group is not None:
-            self._fail(StoreError(f"the disk failed or is full while beginning a group: {self.write_error}"))
+            self._fail(StoreError(f"the disk failed while beginning a group: {self.write_error}"))
         elif group is None or self._worker is None:
             if group is None:
                 self._engine.committed(batch, self._clock())
@@ -185,13 +185,14 @@ class Committer:
         self._wake()
 
     def _log_failure(self, error: BaseException) -> None:
-        """With a traceback the first time, then a line now and then: the log may be on the disk that is full."""
+        """A line now and then: the log may be on the disk that is full. A defect has a traceback, the first time."""
         now, is_known = self._loop.time(), self._pause and str(error) == self._logged
         if is_known and now - self._logged_at < LOG_INTERVAL:
             self._not_logged += 1
             return
         more = f" ({self._not_logged} more times since the last line)" if self._not_logged else ""
-        log.error("a group of changes could not be stored: %s%s", error, more, exc_info=None if is_known else error)
+        is_expected = is_known or isinstance(error, StoreError)
+        log.error("a group of changes could not be stored: %s%s", error, more, exc_info=None if is_expected else error)
         self._logged, self._logged_at, self._not_logged = str(error), now, 0
 
 

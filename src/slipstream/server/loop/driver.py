@@ -39,7 +39,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 
 from slipstream.server.engine.core.session import Session
@@ -48,8 +47,9 @@ from slipstream.server.faults.network import NetworkFaults
 from slipstream.server.loop.clock import Clock
 from slipstream.server.loop.committer import Committer, Worker
 from slipstream.server.loop.connection import Connection
+from slipstream.server.loop.hash_checks import HashChecks
 from slipstream.server.loop.memory import FRAME_TIME, RELEASED, FrameSlots, PendingBytes, give_back
-from slipstream.server.loop.signatures import fits_hash, make_nonce
+from slipstream.server.loop.signatures import make_nonce
 from slipstream.server.process.trace import Trace
 from slipstream.wire import Event
 
@@ -57,7 +57,6 @@ log = logging.getLogger("slipstream.server")
 
 GROUP_CHANGES = 4096  # at which a group is full
 GROUP_BYTES = 8 * 1024 * 1024
-HASH_THREADS = 2
 PARTS = 16 * 1024  # average size of queued parts from which on they are written without joining them
 GIVE_BACK_DELAY = 1.0  # seconds after large buffers were freed
 
@@ -85,8 +84,7 @@ class Driver:
         self._trace = trace
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._hash_pool: ThreadPoolExecutor | None = None
-        self._hash_slots = asyncio.Semaphore(HASH_THREADS)
+        self._hash_checks = HashChecks()
         # Connections.
         self._connections: dict[int, Connection] = {}
         self._last_cid = 0
@@ -191,13 +189,12 @@ class Driver:
 
     async def _check_secret(self, connection: Connection, check: Check) -> None:
         """Compare a secret with its hash, on a thread: it takes a good part of a second."""
-        async with self._hash_slots:
-            if check.cid not in self._connections:  # it has left, or timed out: save the work
-                return
-            if self._hash_pool is None:
-                self._hash_pool = ThreadPoolExecutor(HASH_THREADS, "slipstream-hash")
-            right = await self._loop.run_in_executor(self._hash_pool, fits_hash, check.secret, check.hash)
-        self.engine.checked(check.cid, right, self.clock())
+        session = self.engine.sessions.get(check.cid)
+        address = session.peer.host if session is not None else ""
+        right = await self._hash_checks.check(address, check)
+        if right is None:
+            log.warning("%s - too many log-ins of %s wait to be checked", connection.label, address)
+        self.engine.checked(check.cid, bool(right), self.clock())
         connection.authenticating(False)
         self.wake()
 
@@ -424,5 +421,4 @@ class Driver:
         for timer in (self._timer, self._slot_timer, self._give_back_timer):
             if timer is not None:
                 timer.cancel()
-        if self._hash_pool is not None:
-            self._hash_pool.shutdown(wait=False, cancel_futures=True)
+        self._hash_checks.stop()

@@ -9,12 +9,14 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import lmdb
 import pytest
 
 from slipstream.errors import CorruptRecordError, StoreError, UsageError
 from slipstream.server.engine.ports import Record, StreamLog
+from slipstream.server.store.lmdb.env import translated
 from slipstream.server.store.lmdb.log import LmdbLog
 from slipstream.server.store.lmdb.records import CorruptMessageError, decode, seal
 from slipstream.server.store.lmdb.segments import Tuning
@@ -325,6 +327,27 @@ def test_a_second_process_learns_the_pid_of_the_lock_holder(store: LmdbStore, pa
     with pytest.raises(StoreError, match=f"in use by process {os.getpid()}"):
         LmdbStore(path)
     assert store.streams() == []
+
+
+@pytest.mark.parametrize(
+    ("error", "free", "text"),
+    [
+        ("mdb_txn_commit: No space left on device", 10**9, "no space left on device while committing a group in"),
+        ("mdb_txn_commit: Input/output error", 0, "no space left on device while committing a group in"),
+        (
+            "mdb_txn_commit: Input/output error",
+            10**9,
+            "the disk failed while committing a group: mdb_txn_commit: Input",
+        ),
+    ],
+)
+def test_a_full_disk_is_named_as_such(
+    error: str, free: int, text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """LMDB reports a write that a full disk cut short as an I/O error."""
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=free, f_frsize=1))
+    with pytest.raises(StoreError, match=text), translated("committing a group", tmp_path):
+        raise lmdb.DiskError(error)
 
 
 @pytest.mark.parametrize("name", ["store.lock", "lock.mdb", "data.mdb"])

@@ -17,6 +17,8 @@ from slipstream.server.engine.timers import Timers
 from slipstream.wire import ConnectOptions
 from slipstream.wire.encode import PING
 
+CHECK_TIME = 10_000_000_000  # ns, added to the timeout of a client whose secret is compared with a hash
+
 
 class Admission:
     """Authenticates sessions, assigns them to accounts and pings them."""
@@ -54,6 +56,12 @@ class Admission:
         )  # fmt: skip
         if isinstance(verdict, Hashed):
             session.pending = options, verdict.identity
+            if session.timer is not None:  # the client has done its part: how long the comparison takes is up to us
+                session.timer.cancel()
+                session.timer = self._timers.at(
+                    now + self._settings.auth_timeout + CHECK_TIME,
+                    lambda _: self._close(session, "Authentication Timeout"),
+                )
             self.checks.append(Check(session.cid, verdict.secret, verdict.hash))
         elif isinstance(verdict, Refused):
             self._refuse(session, verdict.reason)

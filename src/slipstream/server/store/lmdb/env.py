@@ -5,6 +5,7 @@ Exactly one process may use the files: LMDB itself would let a second one, or a 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -23,6 +24,7 @@ from slipstream.server.store.lmdb.segments import Base
 META, STREAM, STATE, SEGMENT, INDEXED, JOURNAL, RETIRED, KEPT = b"m", b"s", b"t", b"g", b"x", b"j", b"d", b"k"
 
 MAX_REPORTED = 10_000
+FULL = 1024 * 1024  # bytes left on a disk that counts as full
 MAX_PINS = 128  # snapshots of earlier moments that are read at the same time
 
 
@@ -32,14 +34,29 @@ def control_key(kind: bytes, sid: int, number: int | None = None) -> bytes:
 
 
 @contextmanager
-def translated(doing: str) -> Iterator[None]:
+def translated(doing: str, path: Path) -> Iterator[None]:
     """Raise LMDB's errors as StoreError."""
     try:
         yield
     except lmdb.MapFullError as exc:
         raise StoreError(f"the store is full while {doing}: the map size is reached ({exc})") from exc
     except lmdb.Error as exc:
-        raise StoreError(f"the disk failed or is full while {doing}: {exc}") from exc
+        if _is_full(path, str(exc)):
+            raise StoreError(f"no space left on device while {doing} in {path}") from exc
+        raise StoreError(f"the disk failed while {doing}: {exc}") from exc
+
+
+def _is_full(path: Path, text: str) -> bool:
+    """Whether an error of LMDB is for want of space: a write that a full disk cut short is an I/O error there."""
+    if os.strerror(errno.ENOSPC) in text or os.strerror(errno.EDQUOT) in text:
+        return True
+    if os.strerror(errno.EIO) not in text:
+        return False
+    try:
+        disk = os.statvfs(path)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < FULL
 
 
 class _Forked:
@@ -97,7 +114,7 @@ class Environment:
             raise StoreError(f"the directory of the store, {self.path}, cannot be used: {exc}") from exc
         self.pid = os.getpid()
         try:
-            with translated(f"opening {self.path}"):
+            with translated("opening the store", self.path):
                 self._open(map_size)
         except BaseException:
             os.close(self._lock)

@@ -120,7 +120,7 @@ class LmdbStore:
         # with messages may never succeed: one without any (a nudge) is made instead.
         self._failed = self._nudge = False
         try:
-            with translated("reading the streams"):
+            with translated("reading the streams", self._env.path):
                 self._load()
         except BaseException:
             self._env.close()
@@ -217,7 +217,7 @@ class LmdbStore:
             raise UsageError("group must not be begun twice")
         if not (sealed.deltas or sealed.retired or self._jobs or self._cleanup or self._nudge):
             return
-        with translated("beginning a group"):
+        with translated("beginning a group", self._env.path):
             self._abort_abandoned()
             self._before = self._env.last_transaction
             self._env.begin()
@@ -232,7 +232,7 @@ class LmdbStore:
             sealed.steps = self._work(sealed)
         done = 0
         try:
-            with translated("writing a group"):
+            with translated("writing a group", self._env.path):
                 for count in sealed.steps:
                     done += count
                     if done >= self.tuning.slice:
@@ -254,7 +254,7 @@ class LmdbStore:
         if sealed.error is not None:
             transaction.abort()
             raise sealed.error
-        with translated("committing a group"):
+        with translated("committing a group", self._env.path):
             transaction.commit()
         self._before = -1
         sealed.committed = True
