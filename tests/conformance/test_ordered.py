@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream import ConsumerConfig, StreamConfig, connect
+from slipstream import ConsumerConfig, StreamConfig, StreamSource, connect
 from slipstream.client.events import ClientEvent
 from slipstream.errors import (
     ConnectionLostError,
@@ -272,6 +272,36 @@ async def test_missed_heartbeats_are_reported_and_repaired(any_server: str, fres
             await publish(stream, 0, 5)
             assert await read(ordered, 5) == [1, 2, 3, 4, 5]
         assert any(isinstance(event.error, HeartbeatLostError) for event in events)
+
+
+async def test_a_stream_that_was_made_again_ends_the_reading(any_server: str, fresh: str) -> None:
+    """It counts from one: the reader would wait until it gets as far as the old one was, and skip what came before."""
+    async with filled(any_server, fresh) as stream, connect(any_server) as nc:
+        await publish(stream, 0, 5)
+        async with nc.jetstream().stream(fresh).ordered_consumer(heartbeat=0.1) as ordered:
+            assert await read(ordered, 5) == [1, 2, 3, 4, 5]
+            config = (await stream.info()).config
+            await nc.jetstream().delete_stream(fresh)
+            await nc.jetstream().create_stream(config)
+            await publish(stream, 0, 2)
+            for _ in range(2):  # and it stays so
+                with pytest.raises(StreamNotFoundError, match=f"stream '{fresh}' was deleted while it was read"):
+                    await ordered.next(timeout=20)
+
+
+async def test_a_mirror_that_is_younger_than_its_messages_is_read_on(any_server: str, fresh: str) -> None:
+    async with filled(any_server, fresh) as stream, connect(any_server) as nc:
+        await publish(stream, 0, 5)
+        await asyncio.sleep(1.1)  # more than clocks of servers may differ
+        copy = await nc.jetstream().create_stream(f"{fresh}C", mirror=StreamSource(name=fresh))
+        async with copy.ordered_consumer(heartbeat=0.1) as ordered:
+            assert await read(ordered, 5) == [1, 2, 3, 4, 5]
+            await copy.delete_consumer(ordered.consumer_name)
+            task = asyncio.create_task(read(ordered, 1))
+            while not ordered.resets:
+                await asyncio.sleep(0.01)
+            await publish(stream, 5, 1)
+            assert await task == [6]
 
 
 @pytest.mark.parametrize("policy", ["all", "new", "last_per_subject"])

@@ -81,6 +81,6 @@ def test_a_past_before_a_recorded_removal_is_rejected() -> None:
     config = with_forgotten(StreamConfig(name="KV_b"), 7)
     assert forgotten_of(config) == 7
     removed = StreamInfo(config=config, state=StreamState(first_seq=2, last_seq=10), created=0, ts=1)
-    with pytest.raises(HistoryLostError, match="deleted up to revision 7 were removed for good"):
+    with pytest.raises(HistoryLostError, match="entries up to revision 7 were removed for good"):
         check_past("b", 6, removed)
     check_past("b", 7, removed)

@@ -80,5 +80,13 @@ def grows(before: StreamConfig, after: StreamConfig) -> bool:
     )
 
 
+def loosens(before: StreamConfig, after: StreamConfig) -> bool:
+    """Whether limits are lifted: what they removed before leaves no trace in the options that a bucket has then."""
+    lifted = ("max_bytes", "max_msgs")
+    return grows(before, after) or any(
+        _at_most(getattr(before, setting)) < _at_most(getattr(after, setting)) for setting in lifted
+    )
+
+
 def _at_most(limit: float) -> float:
     return limit if limit > 0 else float("inf")

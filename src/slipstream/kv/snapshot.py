@@ -9,7 +9,8 @@ are read: a key with as many newer entries as the history holds, or purged since
 before R than the one that was read, and is lost as well.
 
 Keys that were removed for good (`purge_deletes`) leave no entry at all. Where that is recorded (`FORGOTTEN` in the
-stream's metadata: up to which revision), snapshots of earlier revisions are rejected.
+stream's metadata: up to which revision), snapshots of earlier revisions are rejected. So they are after the limits of
+the bucket were lifted: what fits the present limits may lack what the former ones removed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from slipstream.kv.entry import Entry, Operation
 
 V = TypeVar("V")
 
-FORGOTTEN = "slipstream.kv.forgotten"  # stream metadata: deleted keys up to that revision were removed for good
+FORGOTTEN = "slipstream.kv.forgotten"  # stream metadata: entries up to that revision were removed without a trace
 
 
 class Fold(Generic[V]):
@@ -91,7 +92,7 @@ def check_past(bucket: str, revision: int, info: StreamInfo) -> None:
         return
     forgotten = forgotten_of(config)
     if forgotten > revision:
-        raise HistoryLostError(bucket, revision, f"keys deleted up to revision {forgotten} were removed for good")
+        raise HistoryLostError(bucket, revision, f"entries up to revision {forgotten} were removed for good")
     age = info.ts - info.created
     why = ""
     if config.max_age and age >= config.max_age.total_seconds() * 1e9:

@@ -739,3 +739,21 @@ async def test_create_opens_a_bucket_whose_metadata_records_a_purge(any_server: 
             await again.snapshot(revision=1)
         with pytest.raises(StreamNameInUseError):
             await js.create_key_value(BucketConfig(bucket=fresh, history=3))
+
+
+@pytest.mark.parametrize("lifted", [{"history": 5}, {"ttl": 3600}])
+async def test_a_snapshot_of_what_lifted_limits_had_removed_is_lost(
+    any_server: str, fresh: str, lifted: dict[str, Any]
+) -> None:
+    """By its present limits the bucket has everything: nothing else would tell that a value was removed before."""
+    async with connect(any_server) as nc:
+        js = nc.jetstream()
+        kv = await js.create_key_value(BucketConfig(bucket=fresh, history=1, ttl=timedelta(minutes=1)))
+        first = await kv.put("a", b"1")
+        last = await kv.put("a", b"2")
+        kv = await js.update_key_value(BucketConfig(bucket=fresh, **lifted))
+        with pytest.raises(HistoryLostError, match="removed for good"):
+            await kv.snapshot(revision=first)
+        assert {key: entry.value for key, entry in (await kv.snapshot(revision=last)).items()} == {"a": b"2"}
+        await kv.put("a", b"3")
+        assert {key: entry.value for key, entry in (await kv.snapshot()).items()} == {"a": b"3"}

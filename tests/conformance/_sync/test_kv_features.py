@@ -740,3 +740,21 @@ def test_create_opens_a_bucket_whose_metadata_records_a_purge(any_server: str, f
             again.snapshot(revision=1)
         with pytest.raises(StreamNameInUseError):
             js.create_key_value(BucketConfig(bucket=fresh, history=3))
+
+
+@pytest.mark.parametrize("lifted", [{"history": 5}, {"ttl": 3600}])
+def test_a_snapshot_of_what_lifted_limits_had_removed_is_lost(
+    any_server: str, fresh: str, lifted: dict[str, Any]
+) -> None:
+    """By its present limits the bucket has everything: nothing else would tell that a value was removed before."""
+    with connect(any_server) as nc:
+        js = nc.jetstream()
+        kv = js.create_key_value(BucketConfig(bucket=fresh, history=1, ttl=timedelta(minutes=1)))
+        first = kv.put("a", b"1")
+        last = kv.put("a", b"2")
+        kv = js.update_key_value(BucketConfig(bucket=fresh, **lifted))
+        with pytest.raises(HistoryLostError, match="removed for good"):
+            kv.snapshot(revision=first)
+        assert {key: entry.value for key, entry in (kv.snapshot(revision=last)).items()} == {"a": b"2"}
+        kv.put("a", b"3")
+        assert {key: entry.value for key, entry in (kv.snapshot()).items()} == {"a": b"3"}

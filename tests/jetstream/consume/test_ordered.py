@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.api import ConsumerConfig, ConsumerInfo, SequenceInfo
+from slipstream.api import (
+    ConsumerConfig,
+    ConsumerInfo,
+    SequenceInfo,
+    StreamConfig,
+    StreamInfo,
+    StreamSource,
+    StreamState,
+)
 from slipstream.client.raw_columns import Packed
 from slipstream.errors import ConsumerDeletedError, Error, MessageGapError, UsageError
 from slipstream.jetstream.consume.ordered import MessageRun, OrderedState, template
@@ -249,3 +257,46 @@ def spoiled(frames: list[Msg], place: int, fault: str) -> list[Msg]:
     if fault == "swap":
         return frames[:place] + frames[place : place + 2][::-1] + frames[place + 2 :]
     return frames[:place]
+
+
+STORED = 1_700_000_000_000_000_000  # when the messages of `frames` were stored
+SECOND = 1_000_000_000
+
+
+def look(created: int, *, last: int, is_mirror: bool = False) -> StreamInfo:
+    config = StreamConfig(name="S", mirror=StreamSource(name="O") if is_mirror else None)
+    return StreamInfo(config=config, created=created, state=StreamState(last_seq=last))
+
+
+@pytest.mark.parametrize(
+    ("created", "last", "is_another"),
+    [
+        (STORED - SECOND, 10, False),
+        (STORED + SECOND // 2, 10, False),  # clocks of servers differ
+        (STORED + SECOND // 2, 9, True),
+        (STORED + 2 * SECOND, 10, True),  # it has got further meanwhile, and its beginning would be skipped
+        (STORED - SECOND, 9, False),  # a follower that lags
+    ],
+)
+def test_a_stream_that_was_made_after_its_last_message_is_another_one(
+    created: int, last: int, is_another: bool
+) -> None:
+    ordered = started()
+    assert not ordered.needs_look
+    ordered.feed([message(10, cseq=1)])
+    ordered.take()
+    assert ordered.needs_look
+    for _ in range(2):
+        assert ordered.is_another(look(created, last=last)) is is_another
+
+
+def test_a_mirror_is_another_one_when_it_was_made_again_between_two_looks() -> None:
+    ordered = started()
+    ordered.feed([message(10, cseq=1)])
+    ordered.take()
+    for created, is_another in (
+        (STORED + 5 * SECOND, False),
+        (STORED + 5 * SECOND, False),
+        (STORED + 6 * SECOND, True),
+    ):
+        assert ordered.is_another(look(created, last=10, is_mirror=True)) is is_another

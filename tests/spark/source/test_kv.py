@@ -124,7 +124,7 @@ class TestReading:
         kv.delete("a")
         kv.purge_deletes(older_than=timedelta(0), recorded=True)
         kv.put("c", b"1")
-        with pytest.raises(PySparkException, match=r"keys deleted up to revision 3 were removed for good.*failOnDataL"):
+        with pytest.raises(PySparkException, match=r"entries up to revision 3 were removed for good.*failOnDataL"):
             then(cleaned, 1)
         assert then(cleaned, 1, failOnDataLoss="false") == []
         assert then(cleaned, 2, failOnDataLoss="false") == [("b", b"1")]

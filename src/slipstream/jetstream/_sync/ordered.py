@@ -27,6 +27,7 @@ from slipstream.errors import (
     RequestTimeoutError,
     SlowConsumerError,
     StaleReadError,
+    StreamNotFoundError,
 )
 from slipstream.jetstream._sync.context import JetStreamContext
 from slipstream.jetstream._sync.fresh_consumers import leader_with, server_keeps_min
@@ -40,6 +41,7 @@ from slipstream.jetstream.consumer_requests import Action
 from slipstream.wire.arguments import Duration, check_seconds, check_timeout
 
 CREATE_TIMEOUT = 5.0
+LOOK_TIMEOUT = 1.0  # whether the stream is the same one, after a consumer was replaced
 IDLE_CHECK = 0.5  # seconds to wait for one of the initial messages before asking the server whether there is one
 MIN_CREATE_TIMEOUT = 1.0  # a creation that has begun is not given up before that, whatever the caller's deadline
 PROBE_TIMEOUT = 2.0  # whether the server keeps `min_last_seq`: it may say so late
@@ -341,9 +343,32 @@ class OrderedConsumer(Openable):
                 created = self._create_one(inbox, self._wanted(), deadline)
             else:
                 created = self._create_proven(leader, deadline)
+        if self._state.needs_look:
+            try:
+                self._look()
+            except BaseException:
+                self._discard_created(created)
+                raise
         self._subscription, self._epoch, self._attempts = created.subscription, created.epoch, 0
         self._heartbeats.hear(client.now())
         self._state.created(created.info)
+
+    def _look(self) -> None:
+        """Raise StreamNotFoundError if the consumer is one of another stream of that name.
+
+        Behind its creation: a stream that is made again after that has no such consumer. Where it cannot be learned the
+        reading goes on, and the next replacement looks again: on a bad connection it must not take more than one answer
+        to get further.
+        """
+        try:
+            info = self._context.run(self._context.api.stream_info(self.stream), timeout=LOOK_TIMEOUT)
+        except StreamNotFoundError:
+            raise
+        except Error:
+            return
+        if self._state.is_another(info):
+            text = f"stream {self.stream!r} was deleted while it was read, and made again"
+            raise StreamNotFoundError().about(stream=self.stream, text=text)
 
     def _wanted(self) -> int:
         """The sequence that the next consumer must have seen; 0 if any will do."""

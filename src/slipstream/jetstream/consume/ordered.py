@@ -29,6 +29,11 @@ started behind it would deliver all versions of the subjects that follow, supers
 that was written several times meanwhile shows its last message. They are complete when a message has none left behind
 it, or as many were received as the first consumer had to deliver.
 
+A stream that was deleted and made again counts from 1: a consumer at `last_seq + 1` would skip the beginning of the
+new one, or wait until it gets that far. So each replacement is followed by a look at the stream (`is_another`): one
+that was made after the last message was stored is another stream, and the reading ends as if it were gone. Messages of
+a mirror are older than the mirror: it is compared with itself only, from the first look on.
+
 With `min_last_seq` every consumer that starts at or before that sequence is one that has seen it: one that the server
 holds back, or one that is proven by its placement (`consume.placement`).
 
@@ -45,8 +50,8 @@ from typing import NamedTuple, cast
 
 import msgspec
 
-from slipstream.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, ReplayPolicy
-from slipstream.api.times import instant
+from slipstream.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, ReplayPolicy, StreamInfo
+from slipstream.api.times import SECOND, instant
 from slipstream.client.raw_columns import Packed
 from slipstream.errors import Error, MessageGapError, UsageError
 from slipstream.jetstream.consume.ack_subject import split_reply
@@ -64,6 +69,7 @@ from slipstream.wire import Msg, check_filter
 from slipstream.wire.arguments import check_seconds, check_text
 
 HEARTBEAT = 5.0
+CLOCK_MARGIN = SECOND  # by which the clocks of a cluster's servers may differ
 INACTIVE = 5.0  # seconds after which the server removes a consumer whose inbox is not listened to
 
 _decode_numbers = msgspec.json.Decoder(list[int]).decode
@@ -171,7 +177,9 @@ class OrderedState:
         self._template = template
         self.heartbeat = heartbeat
         self.initial_pending: int | None = None
-        self.last_seq = 0  # of the last message returned
+        self.last_seq = 0  # of the last message returned,
+        self._last_time = 0  # and when that was stored
+        self._made = 0  # when the stream was made, by the first look at it
         self.resets = 0
         self.name = ""  # of the consumer in use; empty while there is none
         self._floor: int | None = None  # every message to read has a greater stream sequence
@@ -234,6 +242,25 @@ class OrderedState:
         if not info.delivered.consumer_seq and self._template.deliver_policy != DeliverPolicy.LAST_PER_SUBJECT:
             self._floor = max(info.delivered.stream_seq, self._floor or 0)
 
+    @property
+    def needs_look(self) -> bool:
+        """Whether the consumer in use goes on where another one was, and the stream must be the same one."""
+        return bool(self.last_seq)
+
+    def is_another(self, info: StreamInfo) -> bool:
+        """Whether the stream is another one than that of the messages so far, which was deleted.
+
+        Clocks of servers differ, so that the first messages of a stream may seem older than it is.
+        """
+        if self._made or info.config.mirror is not None:
+            is_another = 0 < self._made < info.created
+        else:
+            is_short = info.state.last_seq < self.last_seq
+            is_another = info.created > self._last_time + (0 if is_short else CLOCK_MARGIN)
+        if not is_another:
+            self._made = max(self._made, info.created)
+        return is_another
+
     def complete_initial(self) -> None:
         """The last messages per subject are complete: from now on every message behind them is wanted."""
         self._is_initial = False
@@ -295,7 +322,7 @@ class OrderedState:
         if not is_next or not self.last_seq < seqs[0] <= seqs[-1]:
             return None
         self._cseq += count
-        self.last_seq = seqs[-1]
+        self.last_seq, self._last_time = seqs[-1], numbers[-2]
         if self._is_initial:
             self._count_initial(count, numbers[-1])
         return MessageRun(msgs, seqs, numbers[2::4], numbers[3::4], self._stream)
@@ -321,7 +348,7 @@ class OrderedState:
             if self._is_initial:
                 self._count_initial(1, int(tokens[8]))
             if stream_seq > self.last_seq:  # otherwise an earlier consumer delivered it
-                self.last_seq = stream_seq
+                self.last_seq, self._last_time = stream_seq, int(tokens[7])
                 kept.append(msg)
                 run.seqs.append(stream_seq)
                 run.times.append(int(tokens[7]))

@@ -26,7 +26,8 @@ from slipstream.kv._sync.replicas import Upstream, is_local_mirror, origin_of, r
 from slipstream.kv._sync.stream_storage import StreamStorage, not_found
 from slipstream.kv.bucket import STREAM_PREFIX, Address, BucketConfig, BucketSource, as_source, differences
 from slipstream.kv.consistency import Consistency, check_consistency
-from slipstream.kv.replica import FOLLOWED, following, grows, keeps_alike, kept_differently
+from slipstream.kv.replica import FOLLOWED, following, grows, keeps_alike, kept_differently, loosens
+from slipstream.kv.snapshot import forgotten_of, with_forgotten
 
 log = logging.getLogger("slipstream.kv")
 
@@ -80,9 +81,15 @@ def update_bucket(
             different = kept_differently(current, upstream.config)
             raise ReplicaOptionsError(config.bucket, upstream.config.name, different, advice)
     replicas = _replicas_with(js, current, wanted, timeout)
+    # A replica must at no time remove what its origin keeps.
     updates = [*replicas, wanted] if grows(current, wanted) else [wanted, *replicas]
-    for update in updates:  # a replica must at no time remove what its origin keeps
-        js.update_stream(update, timeout=timeout)
+    infos = [js.update_stream(update, timeout=timeout) for update in updates]
+    if loosens(current, wanted):
+        # What the old limits removed cannot be told from what never was: snapshots of that time are lost.
+        last = max(info.state.last_seq for info in infos)
+        for info in infos:
+            if (info.state.first_seq > 1 or info.state.num_deleted) and forgotten_of(info.config) < last:
+                js.update_stream(with_forgotten(info.config, last), timeout=timeout)
     bucket, prefix = config.bucket, config.key_prefix
     return _storage(js, bucket, wanted, subject_prefix=prefix, consistency=reads, timeout=timeout)
 
