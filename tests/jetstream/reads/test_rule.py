@@ -11,11 +11,11 @@ import pytest
 
 from slipstream.api import GetRequest, StreamConfig, StreamInfo, StreamState
 from slipstream.api.times import format_time
-from slipstream.errors import StaleReadError
+from slipstream.errors import RequestTimeoutError, StaleReadError
 from slipstream.jetstream.reads.direct_get import BatchItem, EndOfBatch, Replies, StoredMessage
 from slipstream.jetstream.reads.goal import ReadGoal
 from slipstream.jetstream.reads.read_state import StreamCache
-from slipstream.jetstream.reads.retry import RetryPolicy
+from slipstream.jetstream.reads.retry import Retry, RetryPolicy
 from slipstream.jetstream.reads.rule import Direct, Info, LeaderGet, ReadRule, Steps, Wait
 from slipstream.jetstream.reads.session import SessionState
 
@@ -290,3 +290,59 @@ def test_after_an_election_copies_are_asked_until_the_leaders_own_shows_that_not
     goal = ReadGoal("S", LAST, None, RetryPolicy(1.0, lambda: 0.0))
     assert run(rule.get(goal, GONE), answer) is None
     assert next(responders, None) is None
+
+
+# A stream that was made again while its leader cannot be asked
+
+
+def test_what_only_an_older_stream_has_is_not_believed_while_the_leader_is_silent() -> None:
+    """A mirror, or a server that was away, still has its messages: they are newer than what was seen of the new one."""
+    clock = [0.0]
+    old = replace(info(), cluster={}, state=StreamState(messages=400, first_seq=1, last_seq=400))
+    new = replace(old, created=CREATED + 50 * SECOND, state=StreamState(messages=2, first_seq=1, last_seq=2))
+    stale = StoredMessage("s.a", 399, CREATED + 10 * SECOND, b"", b"old", "S")
+    found = StoredMessage("s.a", 2, CREATED + 60 * SECOND, b"", b"new", "S")
+    rule = ReadRule("S", StreamCache(), lambda: clock[0])
+    rule.cache.learn(old, 0.0)
+    silences = 3
+
+    def answer(action: object) -> object:
+        nonlocal silences
+        if isinstance(action, Wait):
+            clock[0] += 0.6
+            return None
+        if isinstance(action, Info):
+            silences -= 1
+            return Retry(RequestTimeoutError("silence")) if silences >= 0 else new
+        assert isinstance(action, Direct)
+        replies = Replies("S")
+        replies.items.append(BatchItem(stale if silences >= 0 else found, -1))
+        return replies
+
+    clock[0] = 25.0
+    goal = ReadGoal("S", 2, None, RetryPolicy(15.0, lambda: clock[0]))
+    assert run(rule.get(goal, GetRequest(last_by_subj="s.a")), answer, is_patient=True) == found
+    assert silences < 0
+
+
+def test_a_message_that_proves_itself_is_returned_though_its_leader_stays_away() -> None:
+    """A mirror whose origin is offline goes on answering: after half of the time no word is to be expected."""
+    clock = [25.0]
+    rule = ReadRule("S", StreamCache(), lambda: clock[0])
+    rule.cache.learn(info(), 0.0)
+    message = StoredMessage("s.a", LAST, CREATED + 4, b"", b"4", "S")
+
+    def answer(action: object) -> object:
+        if isinstance(action, Wait):
+            clock[0] += 0.25
+            return None
+        if isinstance(action, Info):
+            return Retry(RequestTimeoutError("silence"))
+        assert isinstance(action, Direct)
+        replies = Replies("S")
+        replies.items.append(BatchItem(message, -1))
+        return replies
+
+    goal = ReadGoal("S", LAST, None, RetryPolicy(10.0, lambda: clock[0]))
+    assert run(rule.get(goal, GetRequest(last_by_subj="s.a")), answer, is_patient=True) == message
+    assert 5.0 <= clock[0] - 25.0 < 6.0

@@ -465,7 +465,7 @@ class Run:
     async def do_snapshot(self) -> None:
         filters = self.filters()
         revision = 0 if self.step.n % 2 else max(self.model.revision - self.step.n, 0)
-        since = self.since(revision or self.floor(None)[0])
+        since = self.since(revision or self.known(None))
         try:
             found = await self.read(self.handle.kv.snapshot(*self.patterns(filters), revision=revision))
         except HistoryLostError:

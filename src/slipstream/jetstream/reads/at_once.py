@@ -28,7 +28,7 @@ class AtOnce:
         """What an answer about a subject must have seen beyond what is known of it; -1 if more must be learned first:
         which stream of that name it must be of."""
         asked_at = self._cache.asked_at
-        if asked_at is None or now - asked_at >= GENERATION_AGE:
+        if asked_at is None or now - asked_at >= GENERATION_AGE or self._cache.is_unsure(now):
             return -1
         return self._state.floor(self._stream, subject)
 

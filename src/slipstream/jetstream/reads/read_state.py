@@ -6,6 +6,7 @@ it saves requests. The statistics may be read at any time.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from slipstream.api import StreamConfig, StreamInfo
@@ -58,6 +59,7 @@ class StreamCache:
         "asked_at",
         "config",
         "config_at",
+        "confirmed_at",
         "created",
         "first_seq",
         "first_ts",
@@ -82,7 +84,8 @@ class StreamCache:
         self.asked_at: float | None = None  # when the leader was asked last, and answered or not
         self.config: StreamConfig | None = None
         self.config_at = -CONFIG_AGE  # when the request was sent that it answered
-        self.silent_at = -CONFIG_AGE  # when one was sent that was not answered
+        self.silent_at = -math.inf  # when one was sent that was not answered,
+        self.confirmed_at = -math.inf  # and the last one that was, by a leader of this generation
         self.mirrors: dict[str, MirrorFacts] = {}
         self.origin = ""  # of a mirror: the stream at the end of its upstreams
         self.is_mute = False  # this user may not ask for stream info
@@ -115,6 +118,13 @@ class StreamCache:
         """Whether the leader was asked lately when the stream was created."""
         return self.asked_at is not None and now - self.asked_at < GENERATION_AGE
 
+    def is_unsure(self, now: float) -> bool:
+        """Whether the stream may have been made again since it was known: its leader was asked, and is silent.
+
+        A server that was away, or a mirror, may have the messages of the stream that was deleted.
+        """
+        return self.silent_at > self.confirmed_at and now - self.confirmed_at >= GENERATION_AGE
+
     def may_ask(self, now: float) -> bool:
         """Whether a suspicious answer is reason enough to ask the leader again."""
         return self.asked_at is None or now - self.asked_at >= ASK_AGAIN
@@ -140,6 +150,7 @@ class StreamCache:
         self.asked_at = sent
         if info.created < self.created:
             return False
+        self.confirmed_at = sent
         if info.created > self.created:
             self._forget()
             self.created = info.created

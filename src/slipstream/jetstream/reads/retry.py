@@ -107,6 +107,11 @@ class RetryPolicy:
         return max(min(self._deadline - self._now(), max(self._try, LATE_TRY)), SHORTEST_TRY)
 
     @property
+    def is_late(self) -> bool:
+        """Whether half of the time has passed: what was to be learned from a leader is not to be expected any more."""
+        return self._now() - self._began >= self._timeout / 2
+
+    @property
     def is_over(self) -> bool:
         """Whether the deadline has passed."""
         return self._now() >= self._deadline

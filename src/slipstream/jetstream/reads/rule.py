@@ -701,7 +701,7 @@ class ReadRule:
             except StreamNotFoundError as error:
                 if self.origin == self.stream:
                     raise
-                cache.asked_at = cache.silent_at = sent
+                cache.asked_at = sent
                 raise goal.stale(f"{self.origin!r}, which it mirrors, does not exist") from error
             if isinstance(told, Retry):
                 cache.silent_at = sent
@@ -760,6 +760,8 @@ class ReadRule:
                 return goal.foreign(source)
             if not cache.has_config(self._now()):  # a mirror may hold the messages of a stream that was deleted
                 yield from self._look(goal)
+        if cache.is_unsure(self._now()) and not goal.policy.is_late:
+            return goal.stale("its leader does not answer, and it may have been made again")
         if oldest >= cache.floor:
             return None
         if cache.may_ask(self._now()):

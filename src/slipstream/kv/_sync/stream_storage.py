@@ -259,6 +259,8 @@ class StreamStorage:
             except StreamNotFoundError as error:
                 raise not_found(self.bucket) from error
             floor = reads.begin(subject, now)
+            if floor < 0:  # its leader is silent
+                return False, None
         existed, wanted = reads.existed(), 0
         if floor or least:  # otherwise the answer will prove itself, most likely
             wanted = reads.wanted(subject, least)

@@ -68,7 +68,7 @@ FINDINGS = {
     ),
     "F9": (Faults(frozenset(), (Kind(_KV._replace(replicas=3)),), ("range",), is_early=False), "leftover"),
 }
-MOST_SCHEDULES = 3_000
+MOST_SCHEDULES = 5_000
 FEW_SCHEDULES = 600
 MANY_SCHEDULES = 1_000_000
 CHOICES = st.binary(min_size=600, max_size=600)  # one byte for each choice of a schedule

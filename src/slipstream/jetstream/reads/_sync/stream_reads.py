@@ -92,6 +92,8 @@ class StreamReads:
         existed, is_fresh = cache.reached, cache.has_config(now)
         if not keeps and (cache.is_leader_first or not cache.is_known(now) or not cache.created or cache.origin):
             return None
+        if cache.is_unsure(now):
+            return None
         body = b'{"min_last_seq":%d}' % wanted if keeps and wanted else b""
         try:
             found = self._ask(subject, body, first_try(limit, is_late=bool(body)))
