@@ -267,6 +267,20 @@ def test_a_quiet_bucket_and_one_that_is_written_are_answered_from_memory(any_ser
             assert (cache.get("w")).value == b"19"
 
 
+@pytest.mark.spec("KV-47")
+def test_what_was_shown_of_a_bucket_that_was_made_again_is_not_absent_by_memory(any_server: str, fresh: str) -> None:
+    """The handle has forgotten what it knew by key: all that it has seen counts for each of them."""
+    with connect(any_server) as nc, connect(any_server) as two:
+        kv, other = nc.jetstream().create_key_value(fresh), two.jetstream()
+        with cached(kv, recheck_after=LATE) as cache:
+            assert value(kv, "none") is None
+            other.delete_key_value(fresh)
+            revision = (other.create_key_value(fresh)).put("b", b"new")
+            assert (cache.get("b", revision=revision)).value == b"new"
+            kv.status()  # it learns that the bucket is another one
+            assert value(cache, "b") == b"new"
+
+
 @pytest.mark.spec("KV-48")
 @pytest.mark.parametrize("consistency", ["own-writes", "any"])
 def test_a_cache_of_some_keys_answers_from_memory_whatever_its_handle_saw_of_others(

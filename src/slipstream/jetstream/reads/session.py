@@ -565,6 +565,11 @@ class HandleState(SessionState):
             return state.blind if state.evicted == OPEN else max(state.evicted, state.blind)
         return state.blind if state.blind > known[1] else 0
 
+    def is_forgotten(self, stream: str, subject: str) -> bool:
+        """Whether a subject is not held, and those that are not held any more leave no sequence as a floor."""
+        state = self._streams.get(stream)
+        return state is not None and state.evicted == OPEN and subject not in state.subjects
+
     def held(self, stream: str) -> list[str]:
         """The subjects that are known to have a message."""
         state = self._streams.get(stream)

@@ -126,6 +126,8 @@ class StreamStorage:
         if session is None:
             return Seen()
         subject = self._prefix + key if key else ""
+        if self._state is not None and self._state.is_forgotten(stream, subject):  # all that was seen may have been it
+            subject = ""
         return Seen(session.wanted(stream, subject), session.seen_of(stream, subject), self._is_latest)
 
     def known(self, key: str) -> int | None:
