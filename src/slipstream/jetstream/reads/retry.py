@@ -137,7 +137,7 @@ class RetryPolicy:
         return None if now + pause >= self._deadline else pause
 
     def heard(self) -> None:
-        """An answer came, whatever it is worth; or the next attempt goes to another server."""
+        """An answer came, whatever it is worth."""
         self._silences = 0
         self._try = self._first_try
 
@@ -154,11 +154,14 @@ class RetryPolicy:
         """Whether all answers have been stale for so long that another server is worth its price.
 
         A server that is cut off from its cluster still has its own replica, which answers at once and never knows more.
+        It stays so until the client has moved: another read may have moved it a moment ago, to a server like that.
         """
-        if self._stale_since is None or self._now() - self._stale_since < self._stale_limit:
-            return False
+        return self._stale_since is not None and self._now() - self._stale_since >= self._stale_limit
+
+    def moved(self) -> None:
+        """The next attempt goes to another server."""
         self._stale_since = None
-        return True
+        self.heard()
 
     def silent(self) -> bool:
         """An attempt was not answered; True when it is time to try another server.

@@ -130,4 +130,4 @@ class ReadDriver:
 
     def _switch_server(self, goal: ReadGoal, error: Error) -> None:
         if self._context.leave_server(error):
-            goal.policy.heard()
+            goal.policy.moved()
