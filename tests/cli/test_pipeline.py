@@ -35,6 +35,10 @@ def file(tmp_path: Path, fresh: str) -> str:
 def test_options_may_stand_before_the_command(cli: Cli, file: str, fresh: str) -> None:
     url = cli.env["NATS_URL"]
     cli.ok("stream", "add", fresh, "--subjects", fresh)
+    missing = cli.run("-s", url, "pipeline", "validate", file)
+    assert missing.code == 2
+    assert "p.toml:7:1: there is no stream 'COPY', and the file does not declare it; add [streams.COPY]" in missing.err
+    Path(file).write_text(Path(file).read_text() + '[streams.COPY]\nsubjects = "copy"\n')
     cli.ok("pub", "-J", fresh, "one")
     assert "is valid: " in cli.ok("-s", url, "pipeline", "validate", file).out
     assert json.loads(cli.ok("--json", "-s", url, "pipeline", "status", file).out)["sources"] == {"orders": 1}
@@ -70,7 +74,7 @@ def test_ctrl_c_while_the_file_is_loaded(our_cli: Cli, file: str, monkeypatch: p
         raise KeyboardInterrupt
 
     monkeypatch.setattr(pipeline, "_load", interrupted)
-    assert our_cli.run("pipeline", "validate", file).code == 130
+    assert our_cli.run("pipeline", "status", file).code == 130
 
 
 @pytest.mark.parametrize("master", ["nonsense", "local[x]", "foo://x", "local[2"])
@@ -98,7 +102,7 @@ def test_run_without_spark_or_java_creates_nothing(
 
 def test_validate_reports_mistakes_with_positions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "p.toml"
-    file.write_text(FILE)
+    file.write_text(FILE.format("ORDERS") + '[streams.ORDERS]\nsubjects = "o"\n[streams.COPY]\nsubjects = "c"\n')
     assert main(["pipeline", "validate", str(file)]) == 0
     assert "is valid: 1 source, 0 steps, 1 output" in capsys.readouterr().out
     file.write_text(FILE + "typo = 1\n")

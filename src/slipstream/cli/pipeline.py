@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
 NAME = "pipeline"
 _ADDRESS = ("-s", "--server", "--servers")
+_VERBOSE = "show what Spark, its JVM and its Python workers print"
 _SPARK = ("pyspark", "pyarrow", "pandas")
 # What may be in the namespace. Anything else is a connection option before the word `pipeline`.
 _KNOWN = frozenset(
     (
         *("command", "pipeline_command", "run", "server", "json", "debug"),
-        *("file", "once", "continuous", "master", "plain", "output", "yes"),
+        *("file", "once", "continuous", "master", "plain", "output", "yes", "deep", "verbose"),
     )
 )
 
@@ -43,7 +44,12 @@ def add(commands: Commands) -> None:
     kind.add_argument("--continuous", action="store_true", help="run until stopped (default)")
     run.add_argument("--master", default="", help="Spark master URL, such as spark://host:7077")
     run.add_argument("--plain", action="store_true", help="print lines instead of a live table")
-    validate = group.add("validate", _validate, "check the file, without starting anything")
+    run.add_argument("--verbose", action="store_true", help=_VERBOSE)
+    validate = group.add("validate", _validate, "check the file, and the streams if a server is reachable")
+    validate.add_argument(
+        "--deep", action="store_true", help="also check SQL, columns and types, on Spark, without data"
+    )
+    validate.add_argument("--verbose", action="store_true", help=_VERBOSE)
     status = group.add("status", _status, "show the progress of each output")
     status.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
     reset = group.add("reset", _reset, "discard the progress, so that the next run starts from the beginning")
@@ -51,13 +57,21 @@ def add(commands: Commands) -> None:
     reset.add_argument("--yes", action="store_true", help="skip the confirmation")
     for parser in (run, validate, status, reset):
         parser.add_argument("file", help="the pipeline's TOML file")
-    for parser in (run, status):
+    for parser in (run, validate, status, reset):
         text = "NATS servers, instead of those in the file"
         parser.add_argument(*_ADDRESS, dest="server", metavar="URL", default=argparse.SUPPRESS, help=text)
 
 
 def _load(options: argparse.Namespace) -> Pipeline:
-    """The pipeline in the file. Options before the word `pipeline` are checked here: most do not apply."""
+    """The pipeline in the file."""
+    _check_options(options)
+    from slipstream.spark.pipelines import load
+
+    return load(options.file)
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    """Reject options before the word `pipeline` that do not apply, which are most."""
     if other := sorted(vars(options).keys() - _KNOWN):
         raise UsageError(
             f"--{other[0].replace('_', '-')} does not apply to pipelines, whose file has [connection]; "
@@ -65,9 +79,6 @@ def _load(options: argparse.Namespace) -> Pipeline:
         )
     if hasattr(options, "json") and options.pipeline_command != "status":
         raise UsageError("--json applies to pipeline status only")
-    from slipstream.spark.pipelines import load
-
-    return load(options.file)
 
 
 def _run(shell: Shell) -> None:
@@ -76,7 +87,14 @@ def _run(shell: Shell) -> None:
     from slipstream.spark.pipelines.runner import Runner, stop_on_signals
 
     servers = getattr(options, "server", "")
-    runner = Runner(pipeline, once=options.once, master=options.master, servers=servers, plain=options.plain)
+    runner = Runner(
+        pipeline,
+        once=options.once,
+        master=options.master,
+        servers=servers,
+        plain=options.plain,
+        verbose=options.verbose,
+    )
     _check_spark()
     stop_on_signals(runner)
     states = runner.run()
@@ -95,16 +113,27 @@ def _check_spark() -> None:
 def _validate(shell: Shell) -> int:
     from slipstream.spark.pipelines import PipelineError
 
+    options = shell.options
     try:
-        pipeline = _load(shell.options)
+        _check_options(options)
+        if options.deep:
+            _check_spark()
+        from slipstream.spark.pipelines.checks.validate import validate_file
+
+        servers = getattr(options, "server", "")
+        result = validate_file(options.file, servers=servers, deep=options.deep, verbose=options.verbose)
     except PipelineError as error:
-        if getattr(shell.options, "debug", False):
+        if getattr(options, "debug", False):
             raise
         print(error, file=sys.stderr)  # as compilers do, without our name in front: editors read these lines
         return USAGE
+    for warning in result.warnings:
+        print(warning, file=sys.stderr)
+    pipeline = result.pipeline
     parts = {"source": pipeline.sources, "step": pipeline.steps, "output": pipeline.outputs}
     counts = ", ".join(f"{len(found)} {name}{'' if len(found) == 1 else 's'}" for name, found in parts.items())
-    print(f"{shell.options.file} is valid: {counts}")
+    unchecked = f"; not checked: {', '.join(result.unchecked)}" if result.unchecked else ""
+    print(f"{options.file} is valid: {counts}{unchecked}")
     return 0
 
 

@@ -209,14 +209,21 @@ class TestRunning:
             assert "Traceback" not in LATE_WORKER.sub("", said)
             check(js, tmp_path, 500)
 
-    def test_unknown_format_is_rejected_with_its_position(self, tmp_path: Path, our_url: str) -> None:
-        (tmp_path / "small.toml").write_text(FILE.replace('format = "json"', 'format = "nope"', 1))
-        arguments = command("run", "small.toml", "--once", "--servers", our_url)
-        done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200)
-        assert done.returncode == 2
-        assert "error: small.toml:44:1: output 'files': [DATA_SOURCE_NOT_FOUND] Failed to find" in done.stderr
-        assert "Traceback" not in done.stderr
-        assert "\tat " not in done.stderr
+    def test_all_mistakes_are_reported_before_anything_is_created(self, tmp_path: Path, our_url: str) -> None:
+        text = FILE.replace('format = "json"', 'format = "parqet"', 1).replace("sum(n)", "sum(m)")
+        (tmp_path / "small.toml").write_text(text.replace("count(*)", "conut(*)") + "[streams.UNUSED]\nsubjects='u'\n")
+        with connect_blocking(our_url) as client:
+            before = set(client.jetstream().stream_names())
+            arguments = command("run", "small.toml", "--once", "--servers", our_url)
+            done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200)
+            assert set(client.jetstream().stream_names()) == before
+        assert done.returncode == 2, done.stderr
+        # Nothing else: no JSON of pyspark's loggers, no traces, no warnings of the JVM.
+        assert done.stderr.splitlines() == [
+            "slipstream: error: small.toml:32:21: step 'sums': there is no function 'conut'; did you mean count?",
+            "small.toml:47:1: output 'files': Spark has no format 'parqet'; did you mean parquet?",
+        ]
+        assert (tmp_path / "small-state" / "spark.log").exists()
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_run_is_stopped_while_spark_starts(self, tmp_path: Path, our_url: str, number: signal.Signals) -> None:

@@ -57,6 +57,7 @@ def test_reset_removes_what_spark_has_written_and_nothing_else(
 def test_reset_names_the_queries(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "p.toml"
     text = SMALL.replace('stream = "ORDERS"', 'stream = "ORDERS"\nformat = "csv"\nschema = "a INT"')
+    text = text.replace('subject = "subject"', 'subject = "_subject"').replace('value = "data"', 'value = "a"')
     file.write_text(text)
     assert main(["pipeline", "reset", str(file), "--yes"]) == 0
     assert "for copy\n" in capsys.readouterr().out

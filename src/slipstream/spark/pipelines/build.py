@@ -16,6 +16,8 @@ from pyspark.errors import PySparkException
 
 from slipstream.spark.options import JETSTREAM, JETSTREAM_KV
 from slipstream.spark.pipelines.avro import avro_to_json, spark_schema
+from slipstream.spark.pipelines.checks.columns import BUCKET_META, STREAM_META
+from slipstream.spark.pipelines.checks.spark_errors import spark_message
 from slipstream.spark.pipelines.model import (
     DEAD_LETTERS,
     FIRST,
@@ -33,13 +35,12 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _CORRUPT = "_not_decoded"
-_STREAM_META = {
-    "subject": "_subject",
-    "sequence": "_sequence",
-    "timestamp": "_timestamp",
-    "headers": "_headers",
+# Values keep microseconds, which Spark cuts to milliseconds by default, and nulls, which it leaves out.
+_VALUES = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    "ignoreNullFields": "false",
 }
-_BUCKET_META = {"key": "_key", "operation": "_operation", "revision": "_revision", "created": "_created"}
 
 
 class QueryPlan(NamedTuple):
@@ -65,7 +66,7 @@ def plan_queries(spark: SparkSession, pipeline: Pipeline, connection: Mapping[st
     for output in pipeline.outputs:
         if output.kind in ("files", "table"):
             with errors_at(pipeline, output.position, f"output {output.name!r}"):
-                _check_format(spark, output.format)
+                check_format(spark, output.format)
         plans.append(QueryPlan(output.name, output, partial(output_writer, spark, pipeline, output, connection)))
     if pipeline.dead_letter:
         for name, frame in undecoded.items():
@@ -120,7 +121,7 @@ def errors_at(pipeline: Pipeline, position: TomlPosition, what: str) -> Iterator
         raise PipelineError(pipeline.file, [Mistake(position, f"{what}: {spark_message(error)}")]) from error
 
 
-def _check_format(spark: SparkSession, name: str) -> None:
+def check_format(spark: SparkSession, name: str) -> None:
     """Raise if Spark does not know the format. Spark itself notices only when the query starts, while others run."""
     # No public API tells; PySpark itself reaches the JVM this way.
     sources = spark._jvm.org.apache.spark.sql.execution.datasources.DataSource  # type: ignore[union-attr]
@@ -142,41 +143,39 @@ def _read_source(
     return rows, rejected
 
 
-def _bucket_writer(frame: DataFrame, output: Output, options: Mapping[str, str]) -> DataStreamWriter:
+def output_rows(frame: DataFrame, output: Output) -> DataFrame:
+    """The rows of an output in the columns of the sink: key, value and deleted, or subject and data."""
     from pyspark.sql import functions as f
 
+    if output.kind == "stream":
+        value = _bytes(frame, output.value) if output.value else f.to_json(f.struct("*"), _VALUES).cast("binary")
+        return frame.select(f.expr(output.subject).cast("string").alias("subject"), value.alias("data"))
     key = reduce(lambda one, other: f.concat(one, f.lit("."), other), [f.col(n).cast("string") for n in output.key])
-    rest = [f.col(name) for name in frame.columns if name not in (*output.key, output.deleted)]
-    value = _bytes(frame, output.value) if output.value else f.to_json(f.struct(*rest)).cast("binary")
+    rest = [f.col(_quoted(name)) for name in frame.columns if name not in (*output.key, output.deleted)]
+    value = _bytes(frame, output.value) if output.value else f.to_json(f.struct(*rest), _VALUES).cast("binary")
     columns = [key.alias("key"), value.alias("value")]
     if output.deleted:
         columns.append(f.col(output.deleted).alias("deleted"))
+    return frame.select(*columns)
+
+
+def _bucket_writer(frame: DataFrame, output: Output, options: Mapping[str, str]) -> DataStreamWriter:
     write = into_bucket(output.target, {**options, "onlyChanged": str(output.only_changed).lower()})
-    return frame.select(*columns).writeStream.outputMode(output.mode).foreachBatch(write)
+    return output_rows(frame, output).writeStream.outputMode(output.mode).foreachBatch(write)
 
 
 def _stream_writer(frame: DataFrame, output: Output, options: Mapping[str, str]) -> DataStreamWriter:
-    from pyspark.sql import functions as f
-
-    value = _bytes(frame, output.value) if output.value else f.to_json(f.struct("*")).cast("binary")
-    rows = frame.select(f.expr(output.subject).cast("string").alias("subject"), value.alias("data"))
+    rows = output_rows(frame, output)
     if output.mode == "update":  # Spark offers it to Python by foreachBatch only
         return rows.writeStream.outputMode("update").foreachBatch(into_stream(output.target, options))
     return rows.writeStream.format(JETSTREAM).options(**options).option("stream", output.target)
-
-
-def spark_message(error: PySparkException | Py4JError) -> str:
-    """The message of an error of Spark, without stack trace and SQLSTATE."""
-    java = getattr(error, "java_exception", None)  # whose message has no stack trace
-    text = str(error if java is None else java.getMessage())
-    return " ".join(text.split("SQLSTATE")[0].split("JVM stacktrace")[0].split())
 
 
 def decode(source: Source, raw: DataFrame, dead_letter: str) -> tuple[DataFrame, DataFrame]:
     """The rows of a source, and the messages that cannot be decoded as dead letters on a subject."""
     from pyspark.sql import functions as f
 
-    meta, body = (_STREAM_META, "data") if source.stream else (_BUCKET_META, "value")
+    meta, body = (STREAM_META, "data") if source.stream else (BUCKET_META, "value")
     text = f.expr(f"try_validate_utf8(CAST({body} AS STRING))")
     schema = source.schema
     if source.format == "avro":
@@ -242,6 +241,11 @@ def _is_one_value(text: Column, options: Mapping[str, str]) -> Column:
         f.lit("["), text, f.lit(f'\n,{{"{_CORRUPT}":"'), digest, f.lit('"}]')
     )  # a new line ends a // comment
     return f.get(f.from_json(both, f"ARRAY<STRUCT<{_CORRUPT}: STRING>>", dict(options)), f.lit(1))[_CORRUPT] == digest
+
+
+def _quoted(name: str) -> str:
+    """A column's name that Spark does not take for a path of fields."""
+    return f"`{name.replace('`', '``')}`"
 
 
 def _bytes(frame: DataFrame, name: str) -> Column:

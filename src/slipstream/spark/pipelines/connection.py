@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 
 from slipstream.api import StreamConfig
-from slipstream.errors import BucketNotFoundError, StreamNotFoundError
+from slipstream.errors import BucketNotFoundError, ConnectionLostError, Error, StreamNotFoundError
 from slipstream.facade._sync.client import JetStream
 from slipstream.kv.bucket import BucketConfig
 from slipstream.spark.connect import open_jetstream
@@ -19,6 +19,12 @@ from slipstream.spark.option_reader import OptionReader
 from slipstream.spark.options import JETSTREAM
 from slipstream.spark.pipelines.model import Pipeline
 from slipstream.spark.pipelines.state import StateFolder
+
+LOOK_TIMEOUT = 3.0  # seconds for a server to answer where the answer is not essential
+
+
+class NotReachedError(Error):
+    """A server that cannot be looked at now; the text says why."""
 
 
 @contextmanager
@@ -45,6 +51,30 @@ def open_connection(options: Mapping[str, str]) -> Iterator[JetStream]:
     """JetStream with these connection options."""
     connection = OptionReader(JETSTREAM, options, tuple(options)).connection()
     with open_jetstream(connection, os.environ) as js:
+        yield js
+
+
+@contextmanager
+def existing_server(pipeline: Pipeline, state: StateFolder, servers: str = "") -> Iterator[JetStream | None]:
+    """A connection to the servers that a run of the pipeline would use, without starting any.
+
+    None if there is nothing to look at: the embedded server has no data yet. Raises NotReachedError if there is a
+    server that cannot be looked at.
+    """
+    pid, url, _ = state.read_run()
+    connection = {"timeout": str(LOOK_TIMEOUT), **pipeline.connection}
+    if servers := servers or connection.get("servers", "") or (url if pid else ""):
+        connection["servers"] = servers
+    elif not connection.get("context"):
+        if state.server.exists():
+            raise NotReachedError("the embedded server is not running")
+        yield None
+        return
+    with ExitStack() as stack:
+        try:
+            js = stack.enter_context(open_connection(connection))
+        except (ConnectionLostError, TimeoutError, OSError) as error:
+            raise NotReachedError(str(error)) from error
         yield js
 
 

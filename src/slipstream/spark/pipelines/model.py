@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from slipstream.errors import UsageError
 from slipstream.kv.bucket import STREAM_PREFIX
 from slipstream.spark.pipelines.sql_tables import tables_in
-from slipstream.spark.pipelines.toml_positions import TomlPosition
+from slipstream.spark.pipelines.toml_positions import TomlPosition, TomlPositions
 
 FORMATS = ("json", "csv", "avro", "raw")
 MODES = ("append", "update", "complete")
@@ -33,8 +33,9 @@ class Mistake(NamedTuple):
 class PipelineError(UsageError):
     """A pipeline file with mistakes; the message has a line for each: file, line, column, text."""
 
-    def __init__(self, file: str, mistakes: Iterable[Mistake]) -> None:
+    def __init__(self, file: str, mistakes: Iterable[Mistake], pipeline: Pipeline | None = None) -> None:
         self.mistakes = tuple(sorted(mistakes))
+        self.pipeline = pipeline  # if it could be read: further checks may then add their mistakes
         super().__init__("\n".join(f"{file}:{line}:{column}: {text}" for (line, column), text in self.mistakes))
 
 
@@ -125,6 +126,16 @@ class Pipeline:
     sources: tuple[Source, ...] = ()
     steps: tuple[Step, ...] = ()
     outputs: tuple[Output, ...] = ()
+    positions: TomlPositions = field(default_factory=lambda: TomlPositions(""), compare=False, repr=False)
+
+    def mistake(self, path: tuple[str, ...], text: str, value: str = "", offset: int = 0) -> Mistake:
+        """A mistake at a key of the file, or at an offset in the key's value, which is then a string."""
+        position = self.positions.inside(path, value, offset) if value else self.positions[path]
+        return Mistake(position, text)
+
+    def views(self) -> list[str]:
+        """The names of sources and steps, which SQL and outputs read."""
+        return [*(one.name for one in self.sources), *(one.name for one in self.steps)]
 
     def dead_letter_queries(self) -> list[str]:
         """The names of the queries that write dead letters: one per source whose messages are decoded."""

@@ -21,6 +21,8 @@ from slipstream.kv.bucket import MAX_HISTORY, check_bucket
 from slipstream.kv.keys import check_pattern
 from slipstream.spark.options import kv_stream_options, stream_options
 from slipstream.spark.pipelines.avro import spark_schema
+from slipstream.spark.pipelines.checks.columns import file_mistakes
+from slipstream.spark.pipelines.checks.suggestions import suggestion
 from slipstream.spark.pipelines.model import (
     DEAD_LETTERS,
     DEFAULT_MASTER,
@@ -85,8 +87,10 @@ def parse(text: str, *, file: str = "pipeline.toml", name: str = "") -> Pipeline
     pipeline = reader.pipeline(file, name)
     for path, message in target_conflicts(pipeline):
         reader.report(path, message)
+    is_readable = not reader.mistakes
+    reader.mistakes += [pipeline.mistake(*one) for one in file_mistakes(pipeline, reader.broken)]
     if reader.mistakes:
-        raise PipelineError(file, reader.mistakes)
+        raise PipelineError(file, reader.mistakes, pipeline if is_readable else None)
     return pipeline
 
 
@@ -214,9 +218,11 @@ class _Reader:
         self._root = _Table(self, (), data)
         self._positions = positions
         self.mistakes: list[Mistake] = []
+        self.broken: set[tuple[str, ...]] = set()  # tables with mistakes, such as ("sources", "orders")
 
     def report(self, path: tuple[str, ...], text: str) -> None:
         """Add a mistake at the position of a key."""
+        self.broken.add(path[:2])
         self.mistakes.append(Mistake(self._positions[path], text))
 
     def pipeline(self, file: str, name: str) -> Pipeline:
@@ -245,9 +251,9 @@ class _Reader:
             sources=tuple(self._source(*one) for one in root.tables("sources")),
             steps=tuple(self._step(*one) for one in root.tables("steps")),
             outputs=(),
+            positions=self._positions,
         )
-        views = [*(one.name for one in found.sources), *(one.name for one in found.steps)]
-        outputs = tuple(self._output(*one, views) for one in root.tables("outputs"))
+        outputs = tuple(self._output(*one, found.views()) for one in root.tables("outputs"))
         self._check_dead_letters(found.sources, outputs)
         for table in (head, spark, root):
             table.close()
@@ -400,9 +406,7 @@ class _Reader:
     def _output(self, name: str, table: _Table, views: list[str]) -> Output:
         view = table.text("from", needed=True)
         if view and view not in views:
-            near = difflib.get_close_matches(view, views, 1)
-            hint = f"did you mean {near[0]}?" if near else f"the file has {', '.join(views) or 'none'}"
-            table.report("from", f"there is no source or step {view!r}; {hint}")
+            table.report("from", f"there is no source or step {view!r}; {suggestion(view, views, 'the file has')}")
         bucket, stream = table.checked("bucket", check_bucket), table.checked("stream", check_name)
         targets = {"bucket": bucket, "stream": stream, "files": table.text("path"), "table": table.text("table")}
         kinds = [kind for kind, value in targets.items() if value]

@@ -22,9 +22,10 @@ from slipstream.client.backoff import Backoff
 from slipstream.errors import Error
 from slipstream.facade._sync.client import JetStream
 from slipstream.spark.failures import failure_of, is_transient, reason_of
+from slipstream.spark.pipelines.checks.servers import check_servers
 from slipstream.spark.pipelines.connection import connection_options, create_declared, last_sequences, open_connection
 from slipstream.spark.pipelines.display import Lines, display
-from slipstream.spark.pipelines.model import Output, Pipeline, check_master
+from slipstream.spark.pipelines.model import Output, Pipeline, PipelineError, check_master
 from slipstream.spark.pipelines.spark_session import start_spark
 from slipstream.spark.pipelines.state import QueryState, StateFolder, lag_of
 
@@ -110,6 +111,7 @@ class Runner:
         servers: str = "",
         out: TextIO = sys.stdout,
         plain: bool = False,
+        verbose: bool = False,
     ) -> None:
         self._pipeline = pipeline
         self._once = once
@@ -118,6 +120,7 @@ class Runner:
         self._state = StateFolder(pipeline)
         self._out = out
         self._plain = plain
+        self._verbose = verbose
         self._stopping = threading.Event()
         self._max_starting = max(2, os.cpu_count() or 1)
         self._earlier: dict[str, QueryState] = {}
@@ -140,8 +143,6 @@ class Runner:
                 display(self._out, title, plain=self._plain) as screen,
             ):
                 self._save(connection)
-                for created in create_declared(js, self._pipeline):
-                    screen.say(f"created {created}")
                 address = connection.get("servers") or f"context {connection['context']}"
                 screen.say(f"{title}: {address}, {self._master}")
                 self._run_on_spark(connection, js, screen)
@@ -150,13 +151,23 @@ class Runner:
         return {name: one.state for name, one in self.queries.items()}
 
     def _run_on_spark(self, connection: dict[str, str], js: JetStream, screen: Lines) -> None:
+        report = check_servers(self._pipeline, js)
+        for line, column, text in ((*position, text) for position, text in report.warnings):
+            screen.say(f"{self._pipeline.file}:{line}:{column}: warning: {text}")
         if self._stopping.is_set():
             return
-        spark = start_spark(self._pipeline, self._master, self._state)
+        begin = time.monotonic()
+        spark = start_spark(self._pipeline, self._master, self._state, verbose=self._verbose)
+        screen.say(f"Spark is up after {time.monotonic() - begin:.1f} s")
         from slipstream.spark.pipelines.build import plan_queries  # imports pyspark: after its environment is set
+        from slipstream.spark.pipelines.checks.deep import deep_mistakes
 
         try:
             if not self._stopping.is_set():  # a signal may arrive while Spark starts
+                if mistakes := [*report.mistakes, *deep_mistakes(spark, self._pipeline)]:
+                    raise PipelineError(self._pipeline.file, mistakes)
+                for created in create_declared(js, self._pipeline):
+                    screen.say(f"created {created}")
                 plans = plan_queries(spark, self._pipeline, connection)
                 self.queries = {plan.name: RunningQuery(plan) for plan in plans}
                 self._supervise(connection, js, screen)

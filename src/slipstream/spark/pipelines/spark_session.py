@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ from slipstream.spark.pipelines.model import Pipeline
 from slipstream.spark.pipelines.state import WAREHOUSE, StateFolder
 
 if TYPE_CHECKING:
+    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
 TASK_ATTEMPTS = 4
@@ -43,17 +45,23 @@ logger.scheduler.level = off
 """
 
 
-def start_spark(pipeline: Pipeline, master: str, state: StateFolder) -> SparkSession:
-    """Start Spark, with settings for small streaming jobs and the pipeline's own on top."""
+_CONTEXT_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")  # of pyspark: every error, as 10 kB of JSON
+
+
+def start_spark(pipeline: Pipeline, master: str, state: StateFolder, *, verbose: bool = False) -> SparkSession:
+    """Start Spark, with settings for small streaming jobs and the pipeline's own on top.
+
+    What the JVM and Spark's Python workers print goes to `spark.log` in the state, or to stderr if `verbose` is set.
+    """
     find_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark's workers run the system's Python
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
-    from pyspark import SparkConf, SparkContext
+    from pyspark import SparkConf
     from pyspark.core.context import Py4JError  # type: ignore[attr-defined]
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    from slipstream.spark.pipelines.build import spark_message
+    from slipstream.spark.pipelines.checks.spark_errors import spark_message
 
     state.path.mkdir(parents=True, exist_ok=True)
     logs = state.path / "log4j2.properties"
@@ -76,10 +84,33 @@ def start_spark(pipeline: Pipeline, master: str, state: StateFolder) -> SparkSes
     # would raise KeyboardInterrupt anywhere instead of stopping the run in order. The session must be this thread's.
     try:
         with ThreadPoolExecutor(1) as starter:
-            starter.submit(SparkContext.getOrCreate, settings).result()
+            starter.submit(_start_context, settings, None if verbose else state.spark_log).result()
+        if not verbose:
+            _silence_context_loggers()
         return SparkSession.builder.getOrCreate()
     except (PySparkException, Py4JError) as error:
-        raise UsageError(f"Spark did not start with master {master!r}: {spark_message(error)}") from error
+        more = "" if verbose else f" (see {state.spark_log})"
+        raise UsageError(f"Spark did not start with master {master!r}: {spark_message(error)}{more}") from error
+
+
+def _start_context(settings: SparkConf, log: Path | None) -> None:
+    """Start the JVM, with its stderr in a file if one is named, and Spark in it."""
+    from pyspark import SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    if log is None or SparkContext._gateway is not None:  # a JVM that a program has started is left as it is
+        SparkContext.getOrCreate(settings)
+        return
+    with log.open("wb") as file:
+        gateway = launch_gateway(settings, {"stderr": file})  # type: ignore[no-untyped-call]
+    SparkContext(conf=settings, gateway=gateway)
+
+
+def _silence_context_loggers() -> None:
+    from pyspark.logger import PySparkLogger
+
+    for name in _CONTEXT_LOGGERS:
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 def find_java() -> None:

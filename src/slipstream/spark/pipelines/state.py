@@ -66,6 +66,11 @@ class StateFolder:
         return self.path / "checkpoints" / output
 
     @property
+    def spark_log(self) -> Path:
+        """What the JVM and the Python workers of the last run have printed."""
+        return self.path / "spark.log"
+
+    @property
     def server(self) -> Path:
         """The data of the embedded server."""
         data = self._pipeline.server.get("data")

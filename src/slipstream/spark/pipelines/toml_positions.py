@@ -31,13 +31,22 @@ class TomlPositions:
     def __init__(self, text: str) -> None:
         self._text = text
         self._found: dict[tuple[str, ...], int] = {}
+        self._strings: dict[tuple[str, ...], tuple[int, int]] = {}  # where the strings begin and end, with their quotes
         self._read()
 
     def __getitem__(self, path: tuple[str, ...]) -> TomlPosition:
         """The position of a key, or of the nearest enclosing table that the text has."""
         while path and path not in self._found:
             path = path[:-1]
-        at = self._found.get(path, 0)
+        return self._position(self._found.get(path, 0))
+
+    def inside(self, path: tuple[str, ...], value: str, offset: int) -> TomlPosition:
+        """The position of an offset in a string value; of the key if the value is escaped in the file."""
+        start, end = self._strings.get(path, (0, 0))
+        at = self._text.find(value, start, end)
+        return self._position(at + offset) if value and at >= 0 else self[path]
+
+    def _position(self, at: int) -> TomlPosition:
         before = self._text[:at]
         return TomlPosition(before.count("\n") + 1, at - (before.rfind("\n") + 1) + 1)
 
@@ -63,6 +72,7 @@ class TomlPositions:
     def _value(self, path: tuple[str, ...], at: int) -> int:
         text = self._text
         if found := _STRING.match(text, at):
+            self._strings.setdefault(path, found.span())
             return found.end()
         if text[at] == "{":
             at = self._skip(at + 1)
