@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -12,7 +13,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from slipstream import BlockingJetStream, BucketConfig
-from slipstream.spark.failures import failure_of, is_transient, reason_of, telling_line, with_short_errors
+from slipstream.spark.failures import (
+    BatchStoppedError,
+    failure_of,
+    is_transient,
+    reason_of,
+    telling_line,
+    with_short_errors,
+)
 from slipstream.spark.sink.foreach_batch import into_bucket
 
 PY4J = """An error occurred while calling o78.save.
@@ -54,12 +62,20 @@ def test_telling_line_of_an_exception(text: str, line: str, transient: bool) -> 
     )
 
 
-def test_interruption_is_raised_unchanged() -> None:
+@pytest.mark.parametrize("name", ["java.lang.InterruptedException", "SparkException: Job 3 cancelled because x"])
+def test_interruption_is_short_and_has_the_words_that_spark_looks_for(name: str) -> None:
     def stopped(*_: object) -> None:
-        raise RuntimeError("An error occurred\n: java.lang.InterruptedException")
+        raise RuntimeError(f"An error occurred\n: {name}\n" + "\tat somewhere\n" * 1_000)
 
-    with pytest.raises(RuntimeError):
+    with pytest.raises(BatchStoppedError) as caught:
         with_short_errors(stopped)(None, 1)  # type: ignore[arg-type]
+    assert caught.value.__suppress_context__
+    assert len(str(caught.value)) < 200
+    # The expression of Spark's StreamExecution, which recurses for every character in between.
+    spark_looks_for = r"py4j.protocol.Py4JJavaError: An error occurred while calling((.|\r\n|\r|\n)*)" + (
+        r"(java.lang.InterruptedException|java.io.InterruptedIOException)"
+    )
+    assert re.search(spark_looks_for, str(caught.value))
 
 
 @pytest.mark.parametrize("any_server", ["real"], indirect=True)

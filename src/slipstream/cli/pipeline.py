@@ -98,7 +98,9 @@ def _run(shell: Shell) -> None:
     _check_spark()
     stop_on_signals(runner)
     states = runner.run()
-    print(f"{sum(state.rows for state in states.values()):,} rows in {runner.seconds:.1f} s")
+    rows = sum(state.rows for state in states.values())
+    each = " (a message counts once for each)" if len(states) > 1 else ""
+    print(f"{rows:,} rows read by {len(states)} queries in {runner.seconds:.1f} s{each}")
 
 
 def _check_spark() -> None:
@@ -146,12 +148,18 @@ def _status(shell: Shell) -> None:
         print(json.dumps(status, indent=1))
         return
     outputs = status["outputs"]
-    print(f"pipeline {pipeline.name}: {'running as process ' + str(status['pid']) if status['pid'] else 'not running'}")
-    width = max((len(name) for name in outputs), default=6)
+    since = f", last seen at {status['at']}" if status["at"] and not status["pid"] else ""
+    running = f"running as process {status['pid']}" if status["pid"] else f"not running{since}"
+    print(f"pipeline {pipeline.name}: {running}")
+    if status["away"]:
+        rest = f"the rest is as of {status['at']}" if status["at"] else "no run has recorded anything yet"
+        print(f"no lag: {status['away']}; {rest}")
+    width = max(map(len, ("output", *outputs)))
     print(f"{'output':<{width}}  {'batch':>7}  {'rows':>12}  {'behind':>12}  last batch at")
     for name, one in outputs.items():
         behind = "-" if one["lag"] is None else f"{one['lag']:,}"
-        print(f"{name:<{width}}  {one['batch']:>7}  {one['rows']:>12,}  {behind:>12}  {one['at'] or '-'}")
+        batch = one["batch"] if one["batch"] >= 0 else "-"
+        print(f"{name:<{width}}  {batch:>7}  {one['rows']:>12,}  {behind:>12}  {one['at'] or '-'}")
         if one["error"]:
             print(f"{'':<{width}}  last failure: {one['error']}")
 

@@ -25,13 +25,28 @@ _TRANSIENT = (
     "StaleReadError",
     "NoRespondersError",
 )
+# Of these: a server. It may be away for as long as it likes, whereas a worker that dies again and again has a reason.
+_OUTAGES = (
+    *("ConnectionLostError", "ConnectionClosedError", "RequestTimeoutError", "StaleReadError", "NoRespondersError"),
+)
+_MISFITS = (
+    "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE",
+    "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE",
+    "STATE_STORE_STATE_SCHEMA",
+    "sources in the checkpoint offsets and now there are",
+)
 _STOPPED = ("InterruptedException", "InterruptedIOException", "ClosedByInterruptException", "cancelled")
 _OURS = ("slipstream.errors.", "slipstream.spark.", "ConnectionRefusedError")
 _CAUSE = "Caused by: "
 _CALLING = "An error occurred while calling"  # Py4J's first line; the second one is Java's
+_INTERRUPTED = f"py4j.protocol.Py4JJavaError: {_CALLING} save: java.lang.InterruptedException"  # as Spark looks for it
 _DEPTH = 20
 
 Write = Callable[["DataFrame", int], None]
+
+
+class BatchStoppedError(Error):
+    """A micro-batch was interrupted because its query is being stopped."""
 
 
 class BatchFailedError(Error):
@@ -41,6 +56,16 @@ class BatchFailedError(Error):
 def is_transient(text: str) -> bool:
     """Whether the only reason of a failure is a server or worker that was unreachable."""
     return any(name in text for name in _TRANSIENT)
+
+
+def is_outage(text: str) -> bool:
+    """Whether the reason of a failure is a server that was unreachable."""
+    return any(name in text for name in _OUTAGES)
+
+
+def is_misfit(text: str) -> bool:
+    """Whether a query cannot continue from its checkpoint, because the SQL behind it was changed."""
+    return any(name in text for name in _MISFITS)
 
 
 def telling_line(text: str) -> str:
@@ -87,7 +112,8 @@ def with_short_errors(write: Write) -> Write:
     """Shorten the errors of a function for `foreachBatch` to the telling line.
 
     Spark searches the text of such an error with a regular expression that recurses for each character: the long text
-    of a failed job can end the query with a StackOverflowError instead of the reason.
+    of a failed job can end the query with a StackOverflowError instead of the reason. It looks for the words of an
+    interruption, by which it knows that the query was stopped and has not failed: the short error has them too.
     """
 
     @wraps(write)
@@ -96,8 +122,8 @@ def with_short_errors(write: Write) -> Write:
             write(batch, batch_id)
         except Exception as error:
             text = str(error)
-            if any(name in text for name in _STOPPED):  # the query is being stopped, and Spark looks for that
-                raise
+            if any(name in text for name in _STOPPED):
+                raise BatchStoppedError(_INTERRUPTED) from None
             raise BatchFailedError(f"batch {batch_id}: {telling_line(text)}") from None
 
     return wrapped

@@ -14,10 +14,10 @@ from slipstream.spark.pipelines.state import QueryState
 def test_lines_are_shown_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     screen = display(sys.stdout, "title")
     assert type(screen) is Lines
-    queries = {"a": QueryState(rows=1500, batch=3, rate=250.0), "b": QueryState()}
+    queries = {"a": QueryState(rows=1500, batch=3, rate=250.0, batch_rows=50, batch_seconds=0.2), "b": QueryState()}
     for _ in range(2):  # nothing new: nothing is said
         screen.show(queries, {"a": 20})
-    assert capsys.readouterr().out == "a: batch 3, 1,500 rows, 250 rows/s, 20 behind\n"
+    assert capsys.readouterr().out == ("a: batch 3 read 50 rows in 0.2 s (250 rows/s), 1,500 in this run, 20 behind\n")
 
 
 def test_table_has_the_progress_of_every_query() -> None:

@@ -85,6 +85,24 @@ key = ["sensor"]
 value = "value"
 mode = "append"
 """
+INTO_BUCKET = """
+[pipeline]
+name = "small"
+trigger = "0 seconds"
+[spark]
+master = "local[2]"
+conf = { "spark.sql.shuffle.partitions" = 1 }
+[buckets.words]
+[sources.words]
+stream = "WORDS"
+max_messages_per_trigger = 100
+[steps.counts]
+sql = "SELECT subject, count(*) AS n FROM words GROUP BY subject"
+[outputs.words]
+from = "counts"
+bucket = "words"
+key = "subject"
+"""
 
 
 def command(*arguments: str) -> list[str]:
@@ -163,7 +181,7 @@ class TestRunning:
         on_server(0, 900)
         said = run(tmp_path, "run", "small.toml", "--once")
         assert "created bucket sums" in said
-        assert "sums: batch 2, 900 rows" in said
+        assert re.search(r"sums: batch 2 read 100 rows in [\d.]+ s \([\d,]+ rows/s\), 900 in this run", said)
         on_server(900, 1_200)  # more arrives while nothing runs
         status = json.loads(run(tmp_path, "status", "small.toml", "--json"))
         assert status["pid"] == 0
@@ -225,6 +243,35 @@ class TestRunning:
         ]
         assert (tmp_path / "small-state" / "spark.log").exists()
 
+    def test_ctrl_c_during_a_batch_into_a_bucket_ends_in_one_line(self, tmp_path: Path, our_url: str) -> None:
+        (tmp_path / "small.toml").write_text(INTO_BUCKET)
+        log = tmp_path / "log"
+        with connect_blocking(our_url) as client, log.open("wb") as out:
+            js = client.jetstream()
+            js.create_stream(StreamConfig(name="WORDS", subjects=("words.>",)))
+            with js.publisher() as publisher:
+                for n in range(20_000):
+                    publisher.publish(f"words.{n}", b"x")
+            arguments = command("run", "small.toml", "--servers", our_url)
+            job = subprocess.Popen(arguments, cwd=tmp_path, stdout=out, stderr=out, start_new_session=True)
+            try:
+                # Batches follow one another without a pause, so one is being written whenever the signal arrives.
+                wait_for(lambda: rows_of(tmp_path).get("words", 0) > 0, job, log)
+                os.killpg(job.pid, signal.SIGINT)
+                assert job.wait(timeout=60) == 0, log.read_text()
+            finally:
+                if job.poll() is None:
+                    os.killpg(job.pid, signal.SIGKILL)
+                    job.wait(timeout=20)
+        said = log.read_text().splitlines()
+        assert rows_of(tmp_path)["words"] < 20_000, "the run was done before it was interrupted"
+        assert said[-2] == "stopped; the next run goes on from here"
+        other = re.compile(
+            r"words: batch \d+ read|created |pipeline small: |Spark is up|\d[\d,]* rows read by|stopped;"
+        )
+        assert [line for line in said if not other.match(line)] == []
+        assert "StackOverflowError" not in (tmp_path / "small-state" / "spark.log").read_text()
+
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_run_is_stopped_while_spark_starts(self, tmp_path: Path, our_url: str, number: signal.Signals) -> None:
         (tmp_path / "small.toml").write_text(FILE)
@@ -240,7 +287,8 @@ class TestRunning:
             if job.poll() is None:
                 os.killpg(job.pid, signal.SIGKILL)
                 job.wait(timeout=20)
-        assert log.read_text().endswith("stopped; the next run goes on from here\n0 rows in 0.0 s\n")
+        end = "stopped; the next run goes on from here\n0 rows read by 0 queries in 0.0 s\n"
+        assert log.read_text().endswith(end)
 
 
 def rows_of(folder: Path) -> dict[str, int]:

@@ -24,7 +24,7 @@ class Query:
 
     def __init__(self, failure: str = "") -> None:
         self.isActive = not failure
-        self.status = {"isDataAvailable": False}
+        self.status = {"isDataAvailable": True}
         self.lastProgress = None
         self.recentProgress: list[object] = []
         self.exception = lambda: failure or None
@@ -33,7 +33,55 @@ class Query:
         self.isActive = False
 
 
-def test_failed_query_ends_the_run_while_others_wait_to_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+MISFIT = "[STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE] Provided value schema does not match existing state value schema."
+
+
+def test_failed_query_does_not_end_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runner(parse(SMALL, file=str(tmp_path / "p.toml")), once=True)
+    said = io.StringIO()
+    names = ("bad", "changed", "good", "better")
+    runner.queries = {name: RunningQuery(QueryPlan(name, None, mock.Mock())) for name in names}
+    failures = {"bad": "AnalysisException: no such column", "changed": MISFIT}
+    looks = 0
+
+    def start(one: RunningQuery) -> None:
+        one.started(Query(failures.get(one.name, "")))  # type: ignore[arg-type]
+
+    def report(*_: object) -> None:
+        nonlocal looks
+        looks += 1
+        for one in runner.queries.values():
+            if one.query is not None and looks > 5:
+                one.query.stop()
+
+    monkeypatch.setattr(runner, "_start", start)
+    monkeypatch.setattr(runner, "_report", report)
+    monkeypatch.setattr("slipstream.spark.pipelines.runner.POLL", 0.01)
+    runner._supervise({}, mock.Mock(), Lines(said))
+    assert looks > 5  # the others went on
+    assert [one.is_failed for one in runner.queries.values()] == [True, True, False, False]
+    assert "bad: failed: AnalysisException: no such column\n" in said.getvalue()
+    hint = f"no longer fits: slipstream pipeline reset {tmp_path / 'p.toml'} --output changed\n"
+    assert hint in said.getvalue()
+    state = runner.queries["bad"].state
+    assert (state.is_failed, state.is_recovered, bool(state.error_at)) == (True, False, True)
+
+
+def test_query_is_restarted_for_as_long_as_a_server_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runner(parse(SMALL, file=str(tmp_path / "p.toml")), once=True)
+    monkeypatch.setattr("slipstream.spark.pipelines.runner.MAX_FAILURES", 3)
+    away, dies = (RunningQuery(QueryPlan(name, None, mock.Mock())) for name in ("away", "dies"))
+    for _ in range(50):
+        runner._failed(away, "slipstream.errors.ConnectionLostError: refused", Lines(io.StringIO()))
+    assert not away.is_failed
+    for _ in range(3):
+        runner._failed(dies, "org.S: Python worker exited unexpectedly (crashed)", Lines(io.StringIO()))
+    assert not dies.is_failed
+    runner._failed(dies, "org.S: Python worker exited unexpectedly (crashed)", Lines(io.StringIO()))
+    assert dies.is_failed
+
+
+def test_queries_that_wait_are_started_after_one_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = Runner(parse(SMALL, file=str(tmp_path / "p.toml")), once=True)
     bad, *slow = (RunningQuery(QueryPlan(name, None, mock.Mock())) for name in ("bad", "slow", "slower", "waiting"))
     runner.queries = {one.name: one for one in (bad, *slow)}
@@ -45,10 +93,14 @@ def test_failed_query_ends_the_run_while_others_wait_to_start(tmp_path: Path, mo
 
     monkeypatch.setattr(runner, "_max_starting", 2)
     monkeypatch.setattr(runner, "_start", start)
-    monkeypatch.setattr(runner, "_report", mock.Mock())
-    with pytest.raises(Error, match="output 'bad' failed: AnalysisException: no such column"):
-        runner._supervise({}, mock.Mock(), Lines(io.StringIO()))
-    assert started == ["bad", "slow", "slower"]
+
+    def report(*_: object) -> None:
+        if len(started) == 4:
+            runner.stop()
+
+    monkeypatch.setattr(runner, "_report", report)
+    runner._supervise({}, mock.Mock(), Lines(io.StringIO()))
+    assert started == ["bad", "slow", "slower", "waiting"]
     assert not any(one.query and one.query.isActive for one in slow)
 
 

@@ -25,7 +25,7 @@ from slipstream.spark.options import StreamSinkOptions
 from slipstream.spark.sink.outbox import Outbox
 from slipstream.spark.sink.progress import Progress, Task
 from slipstream.spark.sink.records import Shape, id_prefix, records, shape_of
-from slipstream.spark.sink.stream import Sent, StreamTask
+from slipstream.spark.sink.stream import Sent, StreamTask, uses_atomic
 
 NO_WINDOW = timedelta(milliseconds=100)  # the least that a server takes: no attempt is covered by it
 
@@ -243,11 +243,18 @@ class TestAttempts:
         self.attempt(task, fresh)
         assert js.stream(fresh).info().state.messages == 100
 
+    def test_atomic_batches_are_used_on_request_only(self, js: BlockingJetStream, any_server: str, fresh: str) -> None:
+        make_stream(js, fresh, allow_atomic=True)
+        info = js.stream(fresh).info()
+        options = StreamSinkOptions(stream=fresh, connection=Connection(servers=(any_server,)))
+        used = {value: uses_atomic(replace(options, atomic=value), info) for value in ("auto", "true", "false")}
+        assert used == {"auto": False, "true": True, "false": False}
+
     def test_atomic_batches_are_stored_whole_or_not_at_all(
         self, js: BlockingJetStream, any_server: str, fresh: str
     ) -> None:
         make_stream(js, fresh, duplicate_window=NO_WINDOW, allow_atomic=True)
-        options = StreamSinkOptions(stream=fresh, connection=Connection(servers=(any_server,)))
+        options = StreamSinkOptions(stream=fresh, connection=Connection(servers=(any_server,)), atomic="true")
         Progress(js, options.progress, fresh).prepare()
         task = StreamTask(options, Shape())
         self.attempt(task, fresh, cut=99)
@@ -268,7 +275,7 @@ class TestAttempts:
         self, js: BlockingJetStream, any_server: str, fresh: str
     ) -> None:
         make_stream(js, fresh, allow_atomic=True)
-        options = StreamSinkOptions(stream=fresh, connection=Connection(servers=(any_server,)))
+        options = StreamSinkOptions(stream=fresh, connection=Connection(servers=(any_server,)), atomic="true")
         Progress(js, options.progress, fresh).prepare()
         task, batch = StreamTask(options, Shape()), rows_of(100, fresh)
 
@@ -527,5 +534,8 @@ class TestRefusals:
         with pytest.raises(PySparkException, match="'batched' and column 'msg_id' are mutually exclusive"):
             write(df.selectExpr("*", "'x' AS msg_id"), any_server, fresh, batched="true")
         spark.sql(f"CREATE TABLE {fresh} USING jetstream OPTIONS (stream '{fresh}', servers '{any_server}')")
-        with pytest.raises(PySparkException, match="does not support INSERT INTO a table"):
+        with pytest.raises(
+            PySparkException,
+            match="does not write the columns 'sequence', 'timestamp', 'timestamp_ns': select subject, data",
+        ):
             spark.sql(f"INSERT INTO {fresh} SELECT * FROM {fresh}")

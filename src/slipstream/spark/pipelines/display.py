@@ -26,7 +26,10 @@ class Lines:
             if one.batch >= 0 and self._shown.get(name) != one.batch:
                 self._shown[name] = one.batch
                 lag = f", {lags[name]:,} behind" if name in lags else ""
-                self.say(f"{name}: batch {one.batch}, {one.rows:,} rows, {one.rate:,.0f} rows/s{lag}")
+                self.say(
+                    f"{name}: batch {one.batch} read {one.batch_rows:,} rows in {one.batch_seconds:.1f} s "
+                    f"({one.rate:,.0f} rows/s), {one.rows:,} in this run{lag}"
+                )
 
     def __enter__(self) -> Self:
         return self
@@ -71,15 +74,26 @@ def table(title: str, queries: Mapping[str, QueryState], lags: Mapping[str, int]
 
     found = Table(title=title)
     found.add_column("output")
-    for name in ("batch", "rows", "rows/s", "behind", "skipped"):
+    for name in ("batch", "rows read", "rows/s", "batch time", "behind", "skipped"):
         found.add_column(name, justify="right")
     found.add_column("last batch at")
+    found.add_column("last failure")
     for name, one in queries.items():
         lag = f"{lags[name]:,}" if name in lags else "-"
         batch = str(one.batch) if one.batch >= 0 else "-"
         skipped = f"{one.skipped:,}" if one.skipped else "-"
-        found.add_row(name, batch, f"{one.rows:,}", f"{one.rate:,.0f}", lag, skipped, one.at or "-")
+        seconds = f"{one.batch_seconds:.1f} s" if one.batch >= 0 else "-"
+        rows = (f"{one.rows:,}", f"{one.rate:,.0f}", seconds)
+        found.add_row(name, batch, *rows, lag, skipped, one.at or "-", failure(one) or "-")
     return found
+
+
+def failure(state: QueryState) -> str:
+    """The last failure with its time, and whether the query has recovered; empty if there was none."""
+    if not state.error:
+        return ""
+    outcome = "given up" if state.is_failed else "recovered" if state.is_recovered else "not recovered"
+    return f"{state.error_at or 'time unknown'}, {outcome}: {state.error}"
 
 
 def display(out: TextIO, title: str, *, plain: bool = False) -> Lines:

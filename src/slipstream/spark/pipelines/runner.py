@@ -1,8 +1,9 @@
 """Runner of a pipeline: starts its queries, supervises them, and stops when they are done (`once`) or on request.
 
 Every output is a query with a checkpoint of its own. A query that fails because a server was unreachable is restarted
-after a back-off and continues from its checkpoint; any other failure ends the run with its reason. A run may be stopped
-at any moment: the next run repeats what was not committed, and its rows are written exactly once.
+after a back-off, for as long as it takes, and continues from its checkpoint. Any other failure ends that query: the
+others go on, and the run reports it at once and in the end. A run may be stopped at any moment: the next run repeats
+what was not committed, and its rows are written exactly once.
 """
 
 from __future__ import annotations
@@ -15,19 +16,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
 from slipstream.client.backoff import Backoff
 from slipstream.errors import Error
 from slipstream.facade._sync.client import JetStream
-from slipstream.spark.failures import failure_of, is_transient, reason_of
+from slipstream.spark.failures import failure_of, is_misfit, is_outage, is_transient, reason_of
 from slipstream.spark.pipelines.checks.servers import check_servers
 from slipstream.spark.pipelines.connection import connection_options, create_declared, last_sequences, open_connection
 from slipstream.spark.pipelines.display import Lines, display
 from slipstream.spark.pipelines.model import Output, Pipeline, PipelineError, check_master
 from slipstream.spark.pipelines.spark_session import start_spark
-from slipstream.spark.pipelines.state import QueryState, StateFolder, lag_of
+from slipstream.spark.pipelines.state import QueryState, StateFolder, lag_of, now_text
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -53,6 +53,7 @@ class RunningQuery:
         self.query: StreamingQuery | None = None
         self.backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.0)  # its failures: since the last batch
         self.restart_at = 0.0
+        self.is_failed = False
         self._seen: set[tuple[str, int]] = set()
         self._starts_until = 0.0
 
@@ -89,8 +90,11 @@ class RunningQuery:
             state.rows += rows
             state.batch = progress["batchId"]
             state.rate = progress["processedRowsPerSecond"] or 0.0
-            state.at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            state.at = now_text()
+            state.batch_rows = rows
+            state.batch_seconds = progress.get("batchDuration", 0) / 1_000
             self.backoff.reset()
+        state.is_recovered = bool(state.error) and not state.is_failed
         for index, source in enumerate(progress["sources"]):
             end = source["endOffset"]
             end = json.loads(end) if isinstance(end, str) else end
@@ -132,7 +136,7 @@ class Runner:
         self._stopping.set()
 
     def run(self) -> dict[str, QueryState]:
-        """Run to the end; returns what each query has done. Raises the error of a query that failed for good."""
+        """Run to the end; returns what each query has done. Raises an error if one of them failed for good."""
         title = f"pipeline {self._pipeline.name}"
         with self._state.lock.held(f"the pipeline {self._pipeline.name!r}"):
             _, _, self._earlier = self._state.read_run()
@@ -148,6 +152,10 @@ class Runner:
                 self._run_on_spark(connection, js, screen)
                 if self._stopping.is_set():
                     screen.say("stopped; the next run goes on from here")
+        if failed := [
+            f"output {one.name!r} failed: {one.state.error}" for one in self.queries.values() if one.is_failed
+        ]:
+            raise Error("\n".join(failed))
         return {name: one.state for name, one in self.queries.items()}
 
     def _run_on_spark(self, connection: dict[str, str], js: JetStream, screen: Lines) -> None:
@@ -232,7 +240,7 @@ class Runner:
         wait for their first start are left alone."""
         is_any = bool(waiting)
         for one in self.queries.values():
-            if one in waiting:
+            if one in waiting or one.is_failed:
                 continue
             one.update()
             if one.query is None:
@@ -243,16 +251,25 @@ class Runner:
                 is_any = True
             elif text := failure_of(one.query):
                 self._failed(one, text, screen)
-                is_any = True
+                is_any = is_any or not one.is_failed
         return is_any
 
     def _failed(self, one: RunningQuery, text: str, screen: Lines) -> None:
-        """Schedule a restart, or raise if another attempt would not help."""
+        """Schedule a restart, or give the query up if another attempt would not help."""
         reason = reason_of(text)
-        one.state.error = reason
+        if is_misfit(text):
+            reason = (
+                f"a step was changed so that the state of this output no longer fits: "
+                f"slipstream pipeline reset {self._pipeline.file} --output {one.name}"
+            )
+        one.state.error, one.state.error_at, one.state.is_recovered = reason, now_text(), False
         pause = one.backoff.next()
-        if one.backoff.failures > MAX_FAILURES or not is_transient(text):
-            raise Error(f"output {one.name!r} failed: {reason}")
+        is_hopeless = one.backoff.failures > MAX_FAILURES and not is_outage(text)
+        if is_hopeless or not is_transient(text):
+            one.is_failed = one.state.is_failed = True
+            one.query = None
+            screen.say(f"{one.name}: failed: {reason}")
+            return
         screen.say(f"{one.name}: {reason}; restarting in {pause:g} s")
         one.query = None
         one.restart_at = time.monotonic() + pause

@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -36,7 +37,12 @@ class QueryState:
         default_factory=dict
     )  # source, or its index among the sources -> last sequence read
     skipped: int = 0
-    error: str = ""
+    error: str = ""  # the last failure of this run
+    error_at: str = ""
+    is_recovered: bool = False  # whether the query has made progress since that failure
+    is_failed: bool = False  # whether it failed for good, and is not restarted
+    batch_rows: int = 0  # of the last batch
+    batch_seconds: float = 0.0
 
     def after(self, earlier: QueryState) -> QueryState:
         """This run added to the runs before it; a run without batches keeps what they have seen."""
@@ -48,7 +54,17 @@ class QueryState:
             sequences=self.sequences or earlier.sequences,
             skipped=max(self.skipped, earlier.skipped),
             error=self.error,
+            error_at=self.error_at,
+            is_recovered=self.is_recovered,
+            is_failed=self.is_failed,
+            batch_rows=self.batch_rows if self.at else earlier.batch_rows,
+            batch_seconds=self.batch_seconds if self.at else earlier.batch_seconds,
         )
+
+
+def now_text() -> str:
+    """The time, as status and displays show it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class StateFolder:
@@ -105,6 +121,7 @@ class StateFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         found = {
             "url": url,
+            "at": now_text(),
             "queries": {
                 name: {slot: getattr(one, slot) for slot in QueryState.__slots__} for name, one in queries.items()
             },
@@ -120,8 +137,19 @@ class StateFolder:
             found: dict[str, Any] = json.loads(self._run.read_text("utf-8"))
         except (OSError, ValueError):
             return pid, "", {}
-        queries = {name: QueryState(**one) for name, one in found.get("queries", {}).items()}
+        known = QueryState.__slots__  # of another version there may be others
+        queries = {
+            name: QueryState(**{slot: value for slot, value in one.items() if slot in known})
+            for name, one in found.get("queries", {}).items()
+        }
         return pid, found.get("url", ""), queries
+
+    def saved_at(self) -> str:
+        """When a run has last recorded what it has seen; empty if none has."""
+        try:
+            return str(json.loads(self._run.read_text("utf-8")).get("at", ""))
+        except (OSError, ValueError):
+            return ""
 
     def committed(self, output: str) -> tuple[int, list[dict[str, Any]]]:
         """The last batch that an output has committed (-1: none) and the offsets of its sources after it."""

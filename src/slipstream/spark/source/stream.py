@@ -86,6 +86,7 @@ PARTS = {
 # `CREATE TABLE ... USING jetstream OPTIONS (...)` passes the options to schema() only; the catalog keeps the schema, so
 # they travel in the metadata of its columns. No option is a secret.
 _STORED_OPTIONS = "slipstream.options"
+_READ_ONLY = ("sequence", "timestamp", "timestamp_ns")  # columns that the server sets
 _CLOCK_SKEW = 60_000_000_000  # nanoseconds by which clocks may differ
 _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 _log = logging.getLogger("slipstream.spark")
@@ -118,9 +119,10 @@ class JetStreamDataSource(DataSource):
 
         if overwrite:
             raise UsageError(f"{JETSTREAM} cannot overwrite a stream: use mode('append')")
-        if "sequence" in schema.fieldNames():
+        if read_only := [name for name in schema.fieldNames() if name in _READ_ONLY]:
             raise UsageError(
-                f"{JETSTREAM} does not support INSERT INTO a table: write with df.write.format({JETSTREAM!r})"
+                f"{JETSTREAM} does not write the columns {', '.join(map(repr, read_only))}: select subject, data and, "
+                "if wanted, headers and msg_id (INSERT INTO a table of this format is not supported)"
             )
         return StreamBatchWriter(stream_task(self.options, schema))
 
