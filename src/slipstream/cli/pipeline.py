@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipstream.cli.exit_codes import FAILED, USAGE
@@ -28,6 +29,7 @@ _KNOWN = frozenset(
     (
         *("command", "pipeline_command", "run", "server", "json", "debug"),
         *("file", "once", "continuous", "master", "plain", "output", "yes", "deep", "verbose"),
+        *("stream", "sample", "style", "step", "starting", "limit"),
     )
 )
 
@@ -55,9 +57,23 @@ def add(commands: Commands) -> None:
     reset = group.add("reset", _reset, "discard the progress, so that the next run starts from the beginning")
     reset.add_argument("--output", action="append", default=[], help="only this output; may be repeated")
     reset.add_argument("--yes", action="store_true", help="skip the confirmation")
-    for parser in (run, validate, status, reset):
+    new = group.add("new", _new, "write a first pipeline file from a sample of a stream")
+    new.add_argument("--stream", required=True, help="the stream to sample")
+    new.add_argument("--sample", type=int, default=1_000, metavar="N", help="messages to look at (default: 1000)")
+    new.add_argument("file", nargs="?", default="", help="the file to write (default: standard output)")
+    explain = group.add("explain", _explain, "draw sources, steps and outputs, with the columns between them")
+    explain.add_argument("--style", choices=("text", "mermaid", "html"), default="text", help="(default: text)")
+    preview = group.add("preview", _preview, "show rows of a source or step, without writing anything")
+    preview.add_argument(
+        "--step", default="", metavar="NAME", help="a source or step (default: that of the first output)"
+    )
+    text = "first, last (default), a sequence, or a time such as 2026-01-31T12:00:00Z"
+    preview.add_argument("--from", dest="starting", default="last", metavar="WHERE", help=text)
+    preview.add_argument("--limit", type=int, default=20, metavar="N", help="rows to show (default: 20)")
+    preview.add_argument("--verbose", action="store_true", help=_VERBOSE)
+    for parser in (run, validate, status, reset, explain, preview):
         parser.add_argument("file", help="the pipeline's TOML file")
-    for parser in (run, validate, status, reset):
+    for parser in (run, validate, status, reset, new, preview):
         text = "NATS servers, instead of those in the file"
         parser.add_argument(*_ADDRESS, dest="server", metavar="URL", default=argparse.SUPPRESS, help=text)
 
@@ -162,6 +178,54 @@ def _status(shell: Shell) -> None:
         print(f"{name:<{width}}  {batch:>7}  {one['rows']:>12,}  {behind:>12}  {one['at'] or '-'}")
         if one["error"]:
             print(f"{'':<{width}}  last failure: {one['error']}")
+
+
+def _new(shell: Shell) -> None:
+    options = shell.options
+    _check_options(options)
+    from slipstream.spark.pipelines.connection import last_messages, open_connection
+    from slipstream.spark.pipelines.workbench.sample import infer, pipeline_text
+
+    servers = getattr(options, "server", "")
+    with open_connection({"servers": servers} if servers else {}) as js:
+        messages = last_messages(js, options.stream, options.sample)
+    text = pipeline_text(options.stream, infer(messages), servers)
+    if not options.file:
+        print(text, end="")
+        return
+    try:
+        with Path(options.file).open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise UsageError(f"{options.file} exists already: name another file") from error
+    print(f"wrote {options.file}, from {len(messages)} messages of stream {options.stream}")
+
+
+def _explain(shell: Shell) -> None:
+    pipeline = _load(shell.options)
+    from slipstream.spark.pipelines.workbench.explain import explain
+
+    print(explain(pipeline, shell.options.style))
+
+
+def _preview(shell: Shell) -> None:
+    options = shell.options
+    pipeline = _load(options)
+    _check_spark()
+    from slipstream.spark.pipelines.workbench.preview import preview
+
+    found = preview(
+        pipeline,
+        view=options.step,
+        starting=options.starting,
+        limit=options.limit,
+        servers=getattr(options, "server", ""),
+        verbose=options.verbose,
+    )
+    widths = [max(map(len, column)) for column in zip(found.columns, *found.rows, strict=True)]
+    for row in (found.columns, *found.rows):
+        print("  ".join(f"{value:<{width}}" for value, width in zip(row, widths, strict=True)).rstrip())
+    print(f"({len(found.rows)} rows)")
 
 
 def _reset(shell: Shell) -> int:

@@ -75,12 +75,21 @@ def plan_queries(spark: SparkSession, pipeline: Pipeline, connection: Mapping[st
     return plans
 
 
-def create_views(spark: SparkSession, pipeline: Pipeline, connection: Mapping[str, str]) -> dict[str, DataFrame]:
-    """Create a view per source and step; returns the records that cannot be decoded, by source."""
+def create_views(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    connection: Mapping[str, str],
+    read: Callable[[Source], DataFrame] | None = None,
+) -> dict[str, DataFrame]:
+    """Create a view per source and step; returns the records that cannot be decoded, by source.
+
+    `read` reads a source, as a stream unless it is set.
+    """
     undecoded: dict[str, DataFrame] = {}
     for source in pipeline.sources:
         with errors_at(pipeline, source.position, f"source {source.name!r}"):
-            rows, rejected = _read_source(spark, pipeline, source, connection)
+            raw = read(source) if read else _read_stream(spark, source, connection)
+            rows, rejected = _decoded(pipeline, source, raw)
             rows.createOrReplaceTempView(source.name)
         if rejected is not None:
             undecoded[source.name] = rejected
@@ -128,13 +137,15 @@ def check_format(spark: SparkSession, name: str) -> None:
     sources.lookupDataSource(name, spark._jsparkSession.sessionState().conf())
 
 
-def _read_source(
-    spark: SparkSession, pipeline: Pipeline, source: Source, connection: Mapping[str, str]
-) -> tuple[DataFrame, DataFrame | None]:
-    """The rows of a source, and the dead letters of one that is decoded."""
+def _read_stream(spark: SparkSession, source: Source, connection: Mapping[str, str]) -> DataFrame:
+    """The messages of a source, as they are."""
     format_ = JETSTREAM if source.stream else JETSTREAM_KV
     reader = spark.readStream.format(format_).options(**connection).options(**source.options)
-    rows = reader.load(source.stream or source.bucket)
+    return reader.load(source.stream or source.bucket)
+
+
+def _decoded(pipeline: Pipeline, source: Source, rows: DataFrame) -> tuple[DataFrame, DataFrame | None]:
+    """The rows of a source, and the dead letters of one that is decoded."""
     rejected = None
     if source.format != "raw":
         rows, rejected = decode(source, rows, f"{pipeline.dead_letter}.{source.name}")

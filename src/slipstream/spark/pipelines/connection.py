@@ -11,12 +11,13 @@ from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 
 from slipstream.api import StreamConfig
-from slipstream.errors import BucketNotFoundError, ConnectionLostError, Error, StreamNotFoundError
+from slipstream.errors import BucketNotFoundError, ConnectionLostError, Error, StreamNotFoundError, UsageError
 from slipstream.facade._sync.client import JetStream
 from slipstream.kv.bucket import BucketConfig
 from slipstream.spark.connect import open_jetstream
 from slipstream.spark.option_reader import OptionReader
 from slipstream.spark.options import JETSTREAM
+from slipstream.spark.pipelines.checks.suggestions import suggestion
 from slipstream.spark.pipelines.model import Pipeline
 from slipstream.spark.pipelines.state import StateFolder
 
@@ -108,6 +109,19 @@ def create_declared(js: JetStream, pipeline: Pipeline) -> list[str]:
             js.create_key_value(BucketConfig(bucket=bucket.name, history=bucket.history, replicas=bucket.replicas))
             created.append(f"bucket {bucket.name}")
     return created
+
+
+def last_messages(js: JetStream, stream: str, count: int) -> list[bytes]:
+    """The payloads of the last messages of a stream."""
+    try:
+        info = js.stream(stream).info()
+    except StreamNotFoundError as error:
+        near = suggestion(stream, js.stream_names(), "the streams are")
+        raise UsageError(f"there is no stream {stream!r}; {near}") from error
+    start = max(info.state.first_seq, info.state.last_seq - count + 1, 1)
+    if not info.state.messages:
+        raise UsageError(f"stream {stream!r} has no messages to infer a schema from")
+    return [message.data for message in js.stream(stream).read(start=start, end=info.state.last_seq)]
 
 
 def last_sequences(js: JetStream, pipeline: Pipeline) -> dict[str, int]:

@@ -1,0 +1,145 @@
+"""Graph of a pipeline: its sources, steps and outputs, with the columns that flow between them where the file tells.
+
+As text for a terminal, as Mermaid for Markdown, or as a page of HTML that shows the Mermaid. Nothing is started.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from slipstream.spark.pipelines.checks.columns import known_columns
+from slipstream.spark.pipelines.model import Output, Pipeline, Source
+from slipstream.spark.pipelines.sql_tables import tables_in
+
+STYLES = ("text", "mermaid", "html")
+_MAX_COLUMNS = 6  # on an edge
+_PAGE = """<!doctype html>
+<meta charset="utf-8">
+<title>{title}</title>
+<h1>{title}</h1>
+<pre class="mermaid">
+{graph}
+</pre>
+<script type="module">
+import mermaid from "https://cdn.jsdelivr.net/npm/mermaid@11/dist/mermaid.esm.min.mjs";
+mermaid.initialize({{ startOnLoad: true }});
+</script>
+<noscript>The picture needs JavaScript; this is its text.</noscript>
+<h2>Text</h2>
+<pre>
+{text}
+</pre>
+"""
+
+
+class Edge(NamedTuple):
+    """Rows that flow from one node to another, with their columns; None if the file does not tell them."""
+
+    start: str
+    end: str
+    columns: dict[str, str] | None
+
+
+def explain(pipeline: Pipeline, style: str = "text") -> str:
+    """The graph in one of the STYLES."""
+    if style == "mermaid":
+        return "\n".join(_mermaid(pipeline))
+    text = "\n".join(_text(pipeline))
+    if style == "text":
+        return text
+    graph = "\n".join(_mermaid(pipeline))
+    return _PAGE.format(title=f"Pipeline {pipeline.name}", graph=html.escape(graph), text=html.escape(text))
+
+
+def edges(pipeline: Pipeline) -> list[Edge]:
+    """Every flow of rows between sources, steps and outputs. Names of outputs have `output:` in front."""
+    known = known_columns(pipeline)
+    views = pipeline.views()
+    found = [
+        Edge(name, step.name, known.get(name))
+        for step in pipeline.steps
+        for name in views
+        if name != step.name and name in tables_in(step.sql, views)
+    ]
+    return found + [Edge(one.view, f"output:{one.name}", known.get(one.view)) for one in pipeline.outputs]
+
+
+def _origin(source: Source) -> str:
+    what = f"stream {source.stream}" if source.stream else f"changes of bucket {source.bucket}"
+    return f"{what}, {source.format}"
+
+
+def _target(output: Output) -> str:
+    kind = {"files": "files in"}.get(output.kind, output.kind)
+    return f"{kind} {output.target}, {output.mode}"
+
+
+def _columns(columns: dict[str, str] | None, most: int = _MAX_COLUMNS) -> str:
+    if columns is None:
+        return "columns: see validate --deep"
+    shown = [f"{name} {kind}".strip() for name, kind in columns.items() if not name.startswith("_")]
+    more = f", {len(shown) - most} more" if len(shown) > most else ""
+    return ", ".join(shown[:most]) + more
+
+
+def _text(pipeline: Pipeline) -> Iterator[str]:
+    """A tree per source; a part that was shown already is only named again."""
+    known, flows, shown = known_columns(pipeline), edges(pipeline), set[str]()
+    outputs = {f"output:{one.name}": one for one in pipeline.outputs}
+
+    def below(name: str, indent: str) -> Iterator[str]:
+        ends = [edge.end for edge in flows if edge.start == name]
+        for index, end in enumerate(ends):
+            is_last = index == len(ends) - 1
+            branch, deeper = ("└─ ", "   ") if is_last else ("├─ ", "│  ")
+            if end in outputs:
+                yield f"{indent}{branch}output {outputs[end].name} → {_target(outputs[end])}"
+                continue
+            again = " (see above)" if end in shown else f"  [{_columns(known.get(end))}]"
+            yield f"{indent}{branch}step {end}{again}"
+            if end not in shown:
+                shown.add(end)
+                yield from below(end, indent + deeper)
+
+    yield f"pipeline {pipeline.name}, trigger {pipeline.trigger}"
+    for source in pipeline.sources:
+        yield f"source {source.name} ← {_origin(source)}  [{_columns(known.get(source.name))}]"
+        yield from below(source.name, "")
+        if pipeline.dead_letter and source.format != "raw":
+            yield f"   (what cannot be decoded → stream {pipeline.dead_letter})"
+    reached = {edge.end for edge in flows}
+    for step in pipeline.steps:
+        if step.name not in reached:
+            yield f"step {step.name} reads no source or step of this file"
+            yield from below(step.name, "")
+
+
+def _mermaid(pipeline: Pipeline) -> Iterator[str]:
+    yield "flowchart LR"
+    for source in pipeline.sources:
+        yield f'    {_id(source.name)}[("{_label(source.name)}<br/>{_label(_origin(source))}")]'
+    for step in pipeline.steps:
+        yield f'    {_id(step.name)}["{_label(step.name)}"]'
+    for output in pipeline.outputs:
+        yield f'    {_id(f"output:{output.name}")}[/"{_label(output.name)}<br/>{_label(_target(output))}"/]'
+    for start, end, columns in edges(pipeline):
+        text = "" if columns is None else f'|"{_label(_columns(columns, 4))}"|'
+        yield f"    {_id(start)} -->{text} {_id(end)}"
+    if pipeline.dead_letter:
+        letters = _label(pipeline.dead_letter)
+        yield f'    dead_letters[/"{letters}<br/>dead letters"/]'
+        for source in pipeline.sources:
+            if source.format != "raw":
+                yield f"    {_id(source.name)} -.-> dead_letters"
+
+
+def _id(name: str) -> str:
+    """A node's id: `end` and the like are words of Mermaid, so each has a prefix."""
+    prefix, name = ("o_", name.removeprefix("output:")) if name.startswith("output:") else ("v_", name)
+    return prefix + name.replace("-", "_m_")
+
+
+def _label(text: str) -> str:
+    return text.replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,189 @@
+"""A first pipeline file from a sample of a stream: the format, the schema, and commented steps and outputs.
+
+A column is inferred from all values of the sample: whole numbers are BIGINT, numbers DOUBLE, ISO 8601 times TIMESTAMP;
+values of several kinds are STRING. The file says how often each column was missing, so that its author can judge.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_WHOLE = re.compile(r"[+-]?\d{1,18}")
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+_PLAIN = re.compile(r"[A-Za-z_]\w*")
+_KEY_MAX = 0.5  # distinct values per message, at most, for a column to be a key to group by
+
+
+class Field(NamedTuple):
+    """A column: its type, and in which part of the messages it was present and not null."""
+
+    name: str
+    kind: str
+    present: float
+    distinct: int
+
+
+class Sample(NamedTuple):
+    """What a sample of messages showed."""
+
+    format: str  # json, csv or raw
+    messages: int
+    fields: tuple[Field, ...]
+
+
+def infer(messages: Sequence[bytes]) -> Sample:
+    """The format and the columns of messages; `raw` without columns if they are neither JSON objects nor CSV."""
+    texts = [text for one in messages if (text := _text(one)) is not None]
+    if texts and len(texts) == len(messages):
+        rows = [_json(text) for text in texts]
+        objects = [row for row in rows if isinstance(row, dict)]
+        if len(objects) >= 0.9 * len(rows):  # a few bad ones become dead letters
+            return Sample("json", len(messages), tuple(_object_fields(objects)))
+        if found := _csv_fields(texts):
+            return Sample("csv", len(messages), found)
+    return Sample("raw", len(messages), ())
+
+
+def _text(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _object_fields(objects: Sequence[dict[str, Any]]) -> Iterator[Field]:
+    names: dict[str, str] = {}  # Spark compares names without regard to case
+    for one in objects:
+        for name in one:
+            names.setdefault(name.lower(), name)
+    for name in names.values():
+        values = [one[name] for one in objects if one.get(name) is not None]
+        distinct = len({json.dumps(value, sort_keys=True) for value in values})
+        yield Field(name, json_type(values), len(values) / len(objects), distinct)
+
+
+def json_type(values: Iterable[Any]) -> str:
+    """The Spark type that holds all of these JSON values."""
+    kinds = {_value_type(value) for value in values if value is not None}
+    if kinds == {"ARRAY"}:
+        return f"ARRAY<{json_type([item for value in values for item in value])}>"
+    if kinds == {"STRUCT"}:
+        fields = _object_fields([value for value in values if value])
+        inner = ", ".join(f"{_quoted(one.name)}: {one.kind}" for one in fields)
+        return f"STRUCT<{inner}>" if inner else "STRING"
+    return _joined(kinds)
+
+
+def _value_type(value: Any) -> str:
+    if isinstance(value, bool):
+        return "BOOLEAN"
+    if isinstance(value, int):
+        return "BIGINT" if -(2**63) <= value < 2**63 else "DOUBLE"
+    if isinstance(value, float):
+        return "DOUBLE"
+    if isinstance(value, list):
+        return "ARRAY"
+    if isinstance(value, dict):
+        return "STRUCT"
+    return "TIMESTAMP" if _TIME.fullmatch(value) else "DATE" if _DATE.fullmatch(value) else "STRING"
+
+
+def _joined(kinds: set[str]) -> str:
+    if len(kinds) == 1:
+        return kinds.pop()
+    return "DOUBLE" if kinds == {"BIGINT", "DOUBLE"} else "STRING"
+
+
+def _csv_fields(texts: Sequence[str]) -> tuple[Field, ...]:
+    rows = list(csv.reader(text.rstrip("\r\n") for text in texts if "\n" not in text.rstrip("\r\n")))
+    widths = {len(row) for row in rows}
+    if len(rows) < len(texts) or len(widths) != 1 or max(widths) < 2:
+        return ()
+    found = []
+    for index, column in enumerate(zip(*rows, strict=True), 1):
+        values = [value for value in column if value]
+        kind = _joined({_csv_type(value) for value in values})
+        found.append(Field(f"c{index}", kind, len(values) / len(rows), len(set(values))))
+    return tuple(found)
+
+
+def _csv_type(text: str) -> str:
+    if _WHOLE.fullmatch(text):
+        return "BIGINT"
+    if _NUMBER.fullmatch(text):
+        return "DOUBLE"
+    return "TIMESTAMP" if _TIME.fullmatch(text) else "DATE" if _DATE.fullmatch(text) else "STRING"
+
+
+def _quoted(name: str) -> str:
+    return name if _PLAIN.fullmatch(name) else "`" + name.replace("`", "``") + "`"
+
+
+def pipeline_text(stream: str, sample: Sample, servers: str = "") -> str:
+    """A commented pipeline file for a stream."""
+    return "\n".join(_lines(stream, sample, servers)) + "\n"
+
+
+def _lines(stream: str, sample: Sample, servers: str) -> Iterator[str]:
+    view = re.sub(r"\W", "_", stream.lower())
+    view = view if view[:1].isalpha() else f"s_{view}"
+    key = next((one for one in sample.fields if _is_key(one, sample.messages)), None)
+    number = next((one for one in sample.fields if one.kind in ("BIGINT", "DOUBLE") and one is not key), None)
+    yield f"# Made from {sample.messages} messages of stream {stream}."
+    yield "# Check it with: slipstream pipeline validate --deep FILE"
+    yield "[pipeline]"
+    yield f'name = "{view}"'
+    if sample.format != "raw":
+        yield f'dead_letter = "{stream}_DEAD"   # messages that cannot be decoded, with the reason'
+    if servers:
+        listed = ", ".join(_string(one.strip()) for one in servers.split(","))
+        yield from ("", "[connection]", f"servers = [{listed}]")
+    yield from ("", f"[sources.{view}]", f'stream = "{stream}"')
+    if sample.format == "raw":
+        yield "# Neither JSON objects nor CSV: the columns are subject, sequence, timestamp, headers and data."
+        yield 'format = "raw"'
+    else:
+        yield f'format = "{sample.format}"'
+        yield "schema = '''"
+        for index, one in enumerate(sample.fields):
+            yield f"    {_quoted(one.name)} {one.kind}{',' if index < len(sample.fields) - 1 else ''}"
+        yield "'''"
+        for one in sample.fields:
+            if one.present < 1:
+                yield f"# {one.name}: missing or null in {100 * (1 - one.present):.0f} % of the sample"
+        time = next((one for one in sample.fields if one.kind == "TIMESTAMP"), None)
+        if time is not None:
+            yield f'# watermark = {{ column = "{time.name}", delay = "10 minutes" }}   # for windows and joins'
+    if key is not None:
+        total = f", sum({_quoted(number.name)}) AS total" if number else ""
+        yield from ("", "# One row per key, kept up to date in a bucket.", f"[steps.per_{_safe(key.name)}]")
+        yield f'sql = "SELECT {_quoted(key.name)}, count(*) AS messages{total} FROM {view} GROUP BY 1"'
+        yield from ("", f"[buckets.{view}_per_{_safe(key.name)}]", "", f"[outputs.per_{_safe(key.name)}]")
+        yield from (f'from = "per_{_safe(key.name)}"', f'bucket = "{view}_per_{_safe(key.name)}"')
+        yield f"key = {_string(key.name)}"
+    yield from ("", "# Every message, as Parquet files.", "[outputs.history]", f'from = "{view}"', 'path = "history"')
+
+
+def _is_key(field: Field, count: int) -> bool:
+    return field.kind in ("STRING", "BIGINT") and field.present == 1 and 1 < field.distinct <= max(2, _KEY_MAX * count)
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"\W", "_", name)
+
+
+def _string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

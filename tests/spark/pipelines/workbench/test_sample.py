@@ -1,0 +1,96 @@
+"""A first file from a sample: formats and types are inferred, and the file that is written is valid."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream import StreamConfig, connect_blocking
+from slipstream.cli.main import main
+from slipstream.spark.pipelines import load, parse
+from slipstream.spark.pipelines.workbench.sample import Sample, infer, json_type, pipeline_text
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([1, 2, None], "BIGINT"),
+        ([1, 2.5], "DOUBLE"),
+        ([2**70], "DOUBLE"),
+        ([True, False], "BOOLEAN"),
+        ([True, 1], "STRING"),
+        (["2026-01-31T12:00:00Z", "2026-01-31 12:00:00.123456+01:00"], "TIMESTAMP"),
+        (["2026-01-31"], "DATE"),
+        (["2026-01-31", "soon"], "STRING"),
+        ([[1], [2.5], []], "ARRAY<DOUBLE>"),
+        ([{"a": 1, "b c": [True]}, {"a": None}], "STRUCT<a: BIGINT, `b c`: ARRAY<BOOLEAN>>"),
+        ([{}], "STRING"),
+        ([[1], "x"], "STRING"),
+        ([], "STRING"),
+    ],
+)
+def test_type_holds_all_values(values: list[Any], kind: str) -> None:
+    assert json_type(values) == kind
+
+
+def test_csv_and_bytes_are_told_from_json() -> None:
+    found = infer([b"1,ada,2.5\n", b"2,,3\r\n"])
+    assert (found.format, [(one.name, one.kind) for one in found.fields]) == (
+        "csv",
+        [("c1", "BIGINT"), ("c2", "STRING"), ("c3", "DOUBLE")],
+    )
+    for raw in ([b"\xff\xfe"], [b"one", b"two"], [b"1,2", b"1,2,3"], [b"[1]"], [b'"a"'], [b""]):
+        assert infer(raw) == Sample("raw", len(raw), ())
+
+
+def orders(count: int) -> list[bytes]:
+    return [
+        json.dumps(
+            {
+                "id": n,
+                "customer": ("ada", "alan")[n % 2],
+                "amount": n * 1.5,
+                "placed": "2026-01-31T12:00:00Z",
+                "we-ird": n,
+            }
+            | ({"note": "x"} if n % 4 == 0 else {})
+        ).encode()
+        for n in range(count)
+    ]
+
+
+def test_file_says_what_the_sample_showed() -> None:
+    text = pipeline_text("ORDERS", infer(orders(20)), "nats://a:4222, nats://b:4222")
+    assert "# note: missing or null in 75 % of the sample" in text
+    assert '# watermark = { column = "placed", delay = "10 minutes" }' in text
+    found = parse(text)
+    assert found.connection == {"servers": "nats://a:4222,nats://b:4222"}
+    assert [one.name for one in found.outputs] == ["per_customer", "history"]
+    schema = "id BIGINT, customer STRING, amount DOUBLE, placed TIMESTAMP, `we-ird` BIGINT, note STRING"
+    assert " ".join(found.sources[0].schema.split()) == schema
+    assert parse(pipeline_text("9-RAW", infer([b"\xff"]))).sources[0].format == "raw"
+
+
+def test_new_writes_a_file_that_is_valid(
+    our_url: str, fresh: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(tmp_path / "new.toml")
+    with connect_blocking(our_url) as client:
+        js = client.jetstream()
+        js.create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.>",)))
+        new = ["pipeline", "new", "-s", our_url, "--stream"]
+        assert main([*new, fresh]) == 2
+        assert "has no messages to infer a schema from" in capsys.readouterr().err
+        for data in [b"old"] * 30 + orders(20):
+            js.publish(f"{fresh}.x", data)
+    assert main([*new, fresh, "--sample", "20", file]) == 0
+    assert capsys.readouterr().out == f"wrote {file}, from 20 messages of stream {fresh}\n"
+    assert load(file).sources[0].format == "json"
+    assert main(["pipeline", "validate", file]) == 0
+    assert main([*new, fresh, file]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert main([*new, f"{fresh}q"]) == 2
+    assert f"there is no stream '{fresh}q'; did you mean {fresh}?" in capsys.readouterr().err
