@@ -31,6 +31,7 @@ from slipstream.server.engine.auth.authenticator import WEBSOCKET
 from slipstream.server.engine.core.session import Listener
 from slipstream.server.engine.engine import Engine, Settings
 from slipstream.server.engine.monitoring.health import Health
+from slipstream.server.engine.monitoring.system_services import SystemServices
 from slipstream.server.engine.ports import Store
 from slipstream.server.faults.api import PREFIX, FaultApi, FaultRunner
 from slipstream.server.faults.network import NetworkFaults
@@ -39,7 +40,8 @@ from slipstream.server.loop.committer import Worker
 from slipstream.server.loop.connection import Connection, ConnectionLimits
 from slipstream.server.loop.driver import Driver
 from slipstream.server.loop.listening import ListeningSockets
-from slipstream.server.loop.monitoring import ListenPorts, Monitor
+from slipstream.server.loop.monitoring import Monitor
+from slipstream.server.loop.process_report import ListenPorts, ServerReport
 from slipstream.server.loop.tls import Tls
 from slipstream.server.loop.upstream import Upstreams, named
 from slipstream.server.loop.websocket import Origins, WebSocketConnection
@@ -113,6 +115,7 @@ class Server:
         self._stores: list[Store] = []
         self._thread: _Thread | None = None
         self._faults: FaultRunner | None = None
+        self._system: SystemServices | None = None
         self.loop: asyncio.AbstractEventLoop | None = None  # the loop it runs on
 
     def __repr__(self) -> str:
@@ -202,11 +205,13 @@ class Server:
         self._faults = FaultRunner(driver, network) if network is not None else None
         for account in engine.accounts:
             account.router.add(f"{PREFIX}>", FaultApi(driver, self._faults, account))
+        report = ServerReport(
+            engine, clock, options, lambda: ListenPorts(self.http_port, self.websocket_port), driver.pending
+        )
+        self._system = SystemServices(engine, report)
+        self._system.attach()
         if monitoring is not None:
-            monitor = Monitor(
-                engine, clock, options, lambda: ListenPorts(self.http_port, self.websocket_port), driver.pending
-            )
-            await monitoring.serve(monitor.connection, None)
+            await monitoring.serve(Monitor(engine, clock, report).connection, None)
             log.info("Starting http monitor on %s", _address(options.http_host or self.host, self.http_port))
         if websockets is not None and options.websocket is not None:
             await self._serve_websockets(websockets, engine, options.websocket, limits)
@@ -265,6 +270,8 @@ class Server:
         if grace > duration:
             raise UsageError(f"grace must be between 0 and the duration ({duration:g} s), got {grace:g} s")
         self._close_sockets()
+        if self._system is not None:
+            self._system.events.ending("LAMEDUCK")
         await self._driver.lame_duck(grace=grace, duration=duration)
 
     async def stop(self) -> None:
@@ -274,6 +281,8 @@ class Server:
             await self._upstreams.stop()
         unfinished: set[int] = set()
         if self._driver is not None:
+            if self._system is not None:
+                self._system.events.ending("SHUTDOWN")
             await self._settle(self._driver)
             self._driver.close_all()
             await asyncio.sleep(0)
@@ -290,7 +299,7 @@ class Server:
                     "commit still running %g s after shutdown began; abandoning it (none of it was acknowledged)",
                     STOP_TIMEOUT,
                 )
-        self._driver = self._worker = self._faults = self._upstreams = self.loop = None
+        self._driver = self._worker = self._faults = self._system = self._upstreams = self.loop = None
         self._stores = []
 
     def _close_sockets(self) -> None:

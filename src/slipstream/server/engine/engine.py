@@ -41,7 +41,7 @@ from slipstream.server.engine.auth.permissions import quoted
 from slipstream.server.engine.auth.reply_targets import INBOX, schedule_target
 from slipstream.server.engine.auth.users import DEFAULT_ACCOUNT, at_most
 from slipstream.server.engine.consumers.ack_router import ACK_PREFIX
-from slipstream.server.engine.core.admission import Admission
+from slipstream.server.engine.core.admission import Admission, SessionObserver
 from slipstream.server.engine.core.info import info
 from slipstream.server.engine.core.output import Output
 from slipstream.server.engine.core.routing import AccountRouter, Random, Subscriber
@@ -151,6 +151,10 @@ class Engine:
         limits = self._authenticator.accounts[account].jetstream
         return self.settings.jetstream and limits is not None and account != self.system_account
 
+    def has_account(self, name: str) -> bool:
+        """Whether there is such an account; the system account exists if it has users."""
+        return name in self._accounts
+
     def account(self, name: str = "") -> Account:
         """An account; without a name the default one."""
         return self._accounts[name or DEFAULT_ACCOUNT]
@@ -210,10 +214,10 @@ class Engine:
         session.close()
         session.out.clear()  # monitoring shows closed sessions for a while: without what they did not read
         session.stopped = router.now
-        self._admission.left(session)
         self.held_back.discard(cid)
         self.totals.add(session)
         self.closed.append(session)
+        self._admission.left(session)
 
     def close(self, cid: int, text: str = "") -> None:
         """Send a client the reason, and have the driver close the connection."""
@@ -286,6 +290,7 @@ class Engine:
                 break
         session.in_msgs += count
         session.in_bytes += size
+        router.origin = None
 
     def _hold_back(self, session: Session, rest: Iterator[Event]) -> None:
         """The rest of what a client sent waits: for the search that its last request began, or for its next turn."""
@@ -331,7 +336,7 @@ class Engine:
         """The session's router, and its shortcuts if the session may use them: it must have nothing to check
         (permissions, sizes) and nothing to confirm (`+OK` of a verbose client)."""
         router = self._routers[session.account]
-        router.now = now
+        router.now, router.origin = now, session
         direct = session.is_unrestricted and not session.verbose
         return router, router.sole_streams if direct else _NO_SHORTCUTS
 
@@ -346,6 +351,26 @@ class Engine:
             if session.verbose and not session.closed:
                 self._routers[session.account].push(session, OK)
             self.receive(cid, held, now)
+
+    def observe(self, observer: SessionObserver) -> None:
+        """Report to `observer` whenever a client joins its account or leaves."""
+        self._admission.observer = observer
+
+    def kick(self, cid: int) -> bool:
+        """Disconnect a client at the request of an administrator; False if there is no such client."""
+        session = self._sessions.get(cid)
+        if session is None:
+            return False
+        self._routers[session.account].close(session, "")
+        session.reason = session.reason or "Kicked"
+        return True
+
+    def announce_end_to(self, cid: int) -> bool:
+        """Ask one client to connect elsewhere; False if there is no such client."""
+        session = self._sessions.get(cid)
+        if session is not None and session.protocol >= 1:
+            self._routers[session.account].push(session, self._info(session, lame_duck=True))
+        return session is not None
 
     def client_name(self, cid: int) -> str:
         """The name that a client gave in CONNECT."""
@@ -383,7 +408,7 @@ class Engine:
 
     def _set_time(self, now: int) -> None:
         for router in self._routers.values():
-            router.now = now
+            router.now, router.origin = now, None
 
     def next_deadline(self) -> int | None:
         """When `tick` must be called next."""

@@ -9,12 +9,8 @@ from __future__ import annotations
 import asyncio
 import html
 import logging
-import os
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
@@ -22,9 +18,7 @@ import msgspec
 from slipstream.errors import UsageError
 from slipstream.server.engine.engine import Engine
 from slipstream.server.engine.monitoring import endpoints
-from slipstream.server.loop.memory import PendingBytes
-from slipstream.server.options import ServerOptions
-from slipstream.wire.arguments import check_seconds
+from slipstream.server.loop.process_report import ServerReport
 
 log = logging.getLogger("slipstream.server")
 
@@ -38,33 +32,16 @@ Answer = tuple[int, str, bytes]  # status, type, body
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 
 
-class ListenPorts(NamedTuple):
-    """The ports that a server listens on beside the one for clients; 0 for none."""
-
-    http: int
-    websocket: int
-
-
 class Monitor:
     """The endpoints of one server."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        clock: Callable[[], int],
-        options: ServerOptions,
-        ports: Callable[[], ListenPorts],
-        pending: PendingBytes,
-    ) -> None:
-        """`ports` are known only once all listeners are open."""
-        self._engine, self._clock, self._options, self._ports = engine, clock, options, ports
-        self._pending = pending
-        self._base = options.http_base_path.rstrip("/")
+    def __init__(self, engine: Engine, clock: Callable[[], int], report: ServerReport) -> None:
+        self._engine, self._clock, self._report = engine, clock, report
+        self._base = report.options.http_base_path.rstrip("/")
         self.open = 0
-        self._requests: dict[str, int] = {}
         self._endpoints: dict[str, Callable[[endpoints.Query], Answer]] = {
             "/": self._index,
-            "/varz": self._varz,
+            "/varz": lambda _: _json(self._report.varz()),
             "/connz": lambda query: _json(endpoints.connz(self._engine, self._clock(), query)),
             "/subsz": lambda query: _json(endpoints.subsz(self._engine, self._clock(), query)),
             "/subscriptionsz": lambda query: _json(endpoints.subsz(self._engine, self._clock(), query)),
@@ -72,7 +49,6 @@ class Monitor:
             "/jsz": lambda query: _json(endpoints.jsz(self._engine, self._clock(), query)),
             "/healthz": self._healthz,
         }
-        self._last_cpu = (time.monotonic(), time.process_time())
 
     def connection(self) -> asyncio.Protocol:
         return _HttpConnection(self)
@@ -88,7 +64,7 @@ class Monitor:
         endpoint = self._endpoints.get(path)
         if endpoint is None:
             return 404, TEXT, b"404 page not found\n"
-        self._requests[path] = self._requests.get(path, 0) + 1
+        self._report.requests[path] = self._report.requests.get(path, 0) + 1
         try:
             return endpoint(dict(parse_qsl(parts.query, max_num_fields=32)))
         except (UsageError, ValueError) as exc:
@@ -101,57 +77,13 @@ class Monitor:
         page = f"<!doctype html><title>{name}</title><h1>Slipstream: {name}</h1><ul>\n{links}\n</ul>\n"
         return 200, HTML, page.encode()
 
-    def _varz(self, _: endpoints.Query) -> Answer:
-        options, ports = self._options, self._ports()
-        seen = endpoints.varz(self._engine, self._clock())
-        seen |= {
-            "max_connections": options.max_connections,
-            "max_control_line": options.max_control_line,
-            "max_pending_total": self._pending.limit,
-            "pending_bytes": self._pending.total,
-            "pending_bytes_peak": max(self._pending.peak, self._pending.total),
-            "pending_cut_off": self._pending.cut_off,
-            "auth_timeout": options.auth_timeout,
-            "tls_timeout": options.tls_timeout if options.has_tls else 0,
-            "write_deadline": round(check_seconds(options.write_deadline) * 1e9),
-            "http_host": options.http_host or options.host,
-            "http_port": ports.http,
-            "http_base_path": options.http_base_path,
-            "https_port": 0,
-            "mem": _memory(),
-            "cores": os.cpu_count() or 1,
-            "gomaxprocs": os.cpu_count() or 1,
-            "cpu": self._cpu(),
-            "http_req_stats": self._requests,
-            "cluster": {}, "gateway": {}, "leaf": {}, "mqtt": {},
-            "websocket": {"port": ports.websocket} if options.websocket is not None else {},
-        }  # fmt: skip
-        return _json(seen)
-
     def _healthz(self, query: endpoints.Query) -> Answer:
         status, body = endpoints.healthz(self._engine, query)
         return status, JSON, msgspec.json.encode(body)
 
-    def _cpu(self) -> float:
-        """Percent of one core since the last request."""
-        now, used = time.monotonic(), time.process_time()
-        (then, before), self._last_cpu = self._last_cpu, (now, used)
-        return round(100 * (used - before) / max(now - then, 1e-3), 1)
-
 
 def _json(body: dict[str, Any]) -> Answer:
     return 200, JSON, msgspec.json.format(msgspec.json.encode(body), indent=2)
-
-
-def _memory() -> int:
-    """Resident bytes of this process; where that is not known, their peak."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        import resource  # not on every platform
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
 
 
 class _HttpConnection(asyncio.Protocol):

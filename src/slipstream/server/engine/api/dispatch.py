@@ -25,6 +25,7 @@ from slipstream.errors import (
     StreamStoreFailedError,
     StreamSubjectOverlapError,
 )
+from slipstream.server.engine.api.audit import AUDIT_SUBJECT, AuditAdvisory, AuditedRequest
 from slipstream.server.engine.api.consumers import ConsumerApi
 from slipstream.server.engine.api.requests import Count, Outcome, Sequence, error_body, level_suffices
 from slipstream.server.engine.api.requests import decode as _decode
@@ -34,6 +35,7 @@ from slipstream.server.engine.api.requests import stream_config as _config
 from slipstream.server.engine.api.responses import MAX_SUBJECTS, stream_info, subject_page
 from slipstream.server.engine.auth.account_limits import check_stream, used
 from slipstream.server.engine.auth.reply_targets import Targets
+from slipstream.server.engine.core.client_info import client_info
 from slipstream.server.engine.journal import Journal, ReplyPort, Source
 from slipstream.server.engine.ports import Record
 from slipstream.server.engine.reads.direct_get import ReplicaPeer
@@ -132,6 +134,7 @@ class Catalog(SnapshotCatalog, Protocol):
 
 
 Handler = Callable[[str, bytes, int], Outcome]
+Request = tuple[str, str, bytes]  # subject, reply subject, payload
 
 
 def _not_enabled() -> ApiError:
@@ -141,12 +144,15 @@ def _not_enabled() -> ApiError:
 class _Response:
     """The response to one request."""
 
-    __slots__ = ("_api", "_kind", "later")
+    __slots__ = ("_api", "_failed", "_kind", "_sent", "later")
 
     def __init__(self, api: Api, kind: str) -> None:
         self._api = api
         self._kind = kind
         self.later: Callable[[], dict[str, Any]] | None = None
+        # What was sent: an audit advisory shows it once more.
+        self._sent = ""
+        self._failed: tuple[ApiError, bytes] | None = None
 
     @property
     def reply_port(self) -> ReplyPort:
@@ -159,17 +165,20 @@ class _Response:
         return encode_json(body | fields)
 
     def failure(self, error: ApiError) -> bytes:
-        self._api.errors += 1
-        return self.encode(error_body(error), _ALWAYS.get(self._kind, {}))
+        if self._failed is None or self._failed[0] is not error:
+            self._api.errors += 1
+            self._failed = error, self.encode(error_body(error), _ALWAYS.get(self._kind, {}))
+        return self._failed[1]
 
     def ack(self, seq: int) -> tuple[str, int]:  # noqa: ARG002
         """Encode the response when it is sent, from the state at that time."""
-        assert self.later is not None
-        try:
-            text = self.encode(None, self.later()).decode()
-        except StoreError as exc:
-            text = self.failure(StreamStoreFailedError(str(exc))).decode()
-        return text, len(text.encode())
+        if not self._sent:
+            assert self.later is not None
+            try:
+                self._sent = self.encode(None, self.later()).decode()
+            except StoreError as exc:
+                self._sent = self.failure(StreamStoreFailedError(str(exc))).decode()
+        return self._sent, len(self._sent.encode())
 
 
 class Api:
@@ -216,11 +225,11 @@ class Api:
 
         source = _Response(self, kind)
         if self._is_closed:
-            if reply:
-                self._catalog.answer(None, reply, source.failure(_not_enabled()), source)
+            self._answer(None, (subject, reply, payload), source.failure(_not_enabled()), source)
             return True
         if kind == _GET:
-            self._get_message(stream, payload, reply, source.failure, now)
+            if reply:
+                self._get_message(stream, (subject, reply, payload), source, now)
             return True
         journal: Journal | None = None
         try:
@@ -234,9 +243,25 @@ class Api:
             answer = source.failure(exc)
         except StoreError as exc:
             answer = source.failure(StreamStoreFailedError(str(exc)))
-        if reply:
-            self._catalog.answer(journal, reply, answer, source)
+        self._answer(journal, (subject, reply, payload), answer, source)
         return True
+
+    def _answer(self, journal: Journal | None, asked: Request, answer: bytes, source: Source) -> None:
+        """Send the response, then the audit advisory, both once the journal allows it."""
+        if asked[1]:
+            self._catalog.answer(journal, asked[1], answer, source)
+        self._audit(journal, asked, answer, source)
+
+    def _audit(self, journal: Journal | None, asked: Request, answer: bytes, source: Source) -> None:
+        """Send the audit advisory, if it has subscribers."""
+        subject, _, payload = asked
+        router = self._catalog.router
+        if router.interest(AUDIT_SUBJECT)[0]:
+            server = self._catalog.leader_name
+            client = client_info(router.origin, server=server) if router.origin is not None else None
+            audited = AuditedRequest(server, client, subject, payload)
+            audit = AuditAdvisory(self._catalog.advisories, router, source, audited, answer)
+            self._catalog.answer(journal, AUDIT_SUBJECT, b"", audit)
 
     def _find(self, rest: str) -> tuple[str, Handler | None, str]:
         if (entry := self._plain.get(rest)) is not None:
@@ -445,39 +470,39 @@ class Api:
 
     # Message Get: the leader answers from committed messages, which include every acknowledged one.
 
-    def _get_message(
-        self, name: str, payload: bytes, reply: str, failure: Callable[[ApiError], bytes], now: int
-    ) -> None:
-        if not reply:
-            return
+    def _get_message(self, name: str, asked: Request, source: _Response, now: int) -> None:
         send = self._catalog.router.send
+        _, reply, payload = asked
+
+        def reject(error: ApiError) -> None:
+            answer = source.failure(error)
+            send(reply, b"", answer)
+            self._audit(None, asked, answer, source)
+
+        def found(record: Record | None) -> None:
+            if record is None:
+                reject(MessageNotFoundApiError())
+            else:
+                send(reply, b"", _message(record, request))
+
+        def failed(error: StoreError) -> None:
+            reject(ErrorCode.STREAM_GENERAL.error(err=error))
+
+        def ready(peer: ReplicaPeer) -> None:
+            if not peer.look_up(request, found, failed):
+                reject(ErrorCode.STREAM_GENERAL.error(err="too many searches at once"))
+
         try:
             request = _get_request(payload)
             stream = self._stream(name)
         except ApiError as exc:
-            send(reply, b"", failure(exc))
+            reject(exc)
             return
-
-        def found(record: Record | None) -> None:
-            send(reply, b"", _message(record, request) if record is not None else failure(MessageNotFoundApiError()))
-
-        def failed(error: StoreError) -> None:
-            send(reply, b"", failure(ErrorCode.STREAM_GENERAL.error(err=error)))
-
-        def ready(peer: ReplicaPeer) -> None:
-            if not peer.look_up(request, found, failed):
-                send(reply, b"", failure(ErrorCode.STREAM_GENERAL.error(err="too many searches at once")))
-
         for peer in stream.replicas.claimants:
             if request.min_last_seq <= peer.as_of():
                 ready(peer)
             else:
-                peer.park(
-                    request.min_last_seq,
-                    ready=ready,
-                    reject=lambda: send(reply, b"", failure(MinLastSequenceError())),
-                    now=now,
-                )
+                peer.park(request.min_last_seq, ready=ready, reject=lambda: reject(MinLastSequenceError()), now=now)
 
     # Replicas.
 

@@ -83,6 +83,11 @@ class Identity:
         self.expires = 0  # ns; 0 is never
 
     @property
+    def shown_name(self) -> str:
+        """The name for reports; empty for the user that stands for clients without one."""
+        return "" if self.name.startswith("\0") else self.name
+
+    @property
     def password(self) -> str:
         return self.user.password if self.user is not None else ""
 

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from slipstream.api.times import nanoseconds
 from slipstream.server.engine.auth.users import Permissions, split_queue
 from slipstream.wire import has_wildcard, is_valid_filter, overlaps, subset_of
@@ -20,6 +22,7 @@ class Rules:
     """The permissions of one user."""
 
     def __init__(self, permissions: Permissions) -> None:
+        self._permissions = permissions
         self.responses = permissions.responses
         allow = permissions.publish
         if allow is None and self.responses is not None:
@@ -32,6 +35,21 @@ class Rules:
         self._subscribe_deny: Filters = tuple(split_queue(entry) for entry in permissions.subscribe_deny)
         self._may: dict[str, bool] = {}
         self._denied: dict[tuple[str, str], bool] = {}
+
+    def report(self) -> dict[str, Any]:
+        """The permissions in nats-server's JSON, for their user."""
+        own = self._permissions
+        sides = {
+            "publish": {"allow": self._publish, "deny": own.publish_deny},
+            "subscribe": {"allow": own.subscribe, "deny": own.subscribe_deny},
+        }
+        found: dict[str, Any] = {
+            side: {name: list(entries) for name, entries in lists.items() if entries} for side, lists in sides.items()
+        }
+        if (limits := own.responses) is not None:
+            ttl = nanoseconds(limits.expires, "expires") if limits.expires is not None else -1
+            found["responses"] = {"max": limits.max_msgs or -1, "ttl": ttl}
+        return found
 
     def may_publish(self, subject: str) -> bool:
         """Whether the lists permit it."""

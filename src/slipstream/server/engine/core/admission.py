@@ -7,6 +7,7 @@ driver, away from the loop: until `checked` is called, `Session.pending` is set 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 from slipstream.server.engine.auth.authenticator import Authenticator, Credentials, Hashed, Identity, Refused
 from slipstream.server.engine.auth.permissions import Grant
@@ -20,6 +21,16 @@ from slipstream.wire.encode import PING
 CHECK_TIME = 10_000_000_000  # ns, added to the timeout of a client whose secret is compared with a hash
 
 
+class SessionObserver(Protocol):
+    """A part of the server that reports on clients: the events of the system account."""
+
+    def joined(self, session: Session) -> None:
+        """A client was authenticated and belongs to its account now."""
+
+    def left(self, session: Session) -> None:
+        """A client disconnected, or was refused."""
+
+
 class Admission:
     """Authenticates sessions, assigns them to accounts and pings them."""
 
@@ -30,6 +41,7 @@ class Admission:
         self._settings, self._authenticator, self._routers, self._timers = settings, authenticator, routers, timers
         self.checks: list[Check] = []  # secrets to be compared with hashes, by the driver
         self._connections: dict[str, int] = {}  # by account
+        self.observer: SessionObserver | None = None
 
     def begin(self, session: Session, now: int) -> None:
         """A client was greeted."""
@@ -44,10 +56,13 @@ class Admission:
         """A client disconnected."""
         if session.identity is not None:
             self._connections[session.account] -= 1
+        if self.observer is not None:
+            self.observer.left(session)
 
     def connect(self, session: Session, options: ConnectOptions) -> None:
         """Judge a CONNECT: the session is ready, closed, or pending until its secret is checked."""
         listener, now = session.listener, self._routers[session.account].now
+        session.describe(options)
         verdict = self._authenticator.admit(
             Credentials(
                 options, session.nonce, session.peer.host, listener.connection_type, session.certificate,
@@ -122,11 +137,14 @@ class Admission:
         self._routers[session.account].now = now
         session.grant = Grant(identity.rules) if identity.rules is not None else None
         session.max_subs, session.max_payload = identity.max_subscriptions, identity.max_payload
+        session.user = session.user or identity.shown_name
         if identity.expires:
             whose = "Account" if identity.expires == self._authenticator.expiry_of(identity.account) else "User"
             session.expiry = self._timers.at(
                 identity.expires, lambda _: self._close(session, f"{whose} Authentication Expired")
             )
+        if self.observer is not None:
+            self.observer.joined(session)
         return True
 
     def _keep_alive(self, session: Session, now: int) -> None:

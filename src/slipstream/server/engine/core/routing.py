@@ -55,6 +55,7 @@ class AccountRouter:
     def __init__(self, random: Random, now: int, output: Output) -> None:
         """`output` collects the sessions with output; the routers of all accounts share it."""
         self.now = now  # the time of the event that is being handled
+        self.origin: Session | None = None  # the client whose message is being handled, if it is one's
         self.matcher: Router[ClientSub | Subscriber] = Router()
         self.sole_streams: dict[str, Subscriber] = {}  # literal subject -> the stream that is its only subscriber
         self._inboxes: dict[str, ClientSub | None] = {}  # `a.b` -> the only subscriber of every `a.b.<token>`, if any

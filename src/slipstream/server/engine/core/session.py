@@ -63,7 +63,7 @@ class Session:
         "held_back", "identity", "in_bytes", "in_msgs", "info_sent", "lang", "listener", "max_payload", "max_subs",
         "name", "no_responders", "nonce", "out", "out_bytes", "out_capacity", "out_reserve", "past_msgs", "pedantic",
         "peer", "pending", "pinged", "pings_out", "protocol", "reason", "rtt", "searches", "started", "state",
-        "stopped", "subs", "timer", "tls", "verbose", "version",
+        "stopped", "subs", "timer", "tls", "user", "verbose", "version",
     )  # fmt: skip
 
     def __init__(
@@ -109,9 +109,15 @@ class Session:
         self.reason = ""  # why it was closed
         # Statistics.
         self.name = self.lang = self.version = ""
+        self.user = ""  # the name that it authenticated with, or tried to; a token is not shown
         self.in_msgs = self.in_bytes = self.out_bytes = 0
         self.past_msgs = 0  # delivered to subscriptions that have ended
         self.pinged = self.rtt = 0  # ns
+
+    def describe(self, options: ConnectOptions) -> None:
+        """Keep what the client says about itself, for monitoring, whether or not it is accepted."""
+        self.name, self.lang, self.version = options.name, options.lang, options.version
+        self.user = options.nkey or options.user or ("[REDACTED]" if options.auth_token else "")
 
     def introduce(self, options: ConnectOptions) -> None:
         """The client's CONNECT was accepted."""
@@ -119,7 +125,6 @@ class Session:
         self.verbose, self.pedantic, self.echo = options.verbose, options.pedantic, options.echo
         self.headers = options.headers
         self.protocol = options.protocol
-        self.name, self.lang, self.version = options.name, options.lang, options.version
         self.no_responders = options.no_responders and options.headers
 
     def close(self, text: str = "") -> None:

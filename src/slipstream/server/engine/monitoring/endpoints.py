@@ -15,6 +15,7 @@ from slipstream.server.engine.account import Account
 from slipstream.server.engine.api.consumers import consumer_info
 from slipstream.server.engine.api.responses import stream_info
 from slipstream.server.engine.auth.users import DEFAULT_ACCOUNT
+from slipstream.server.engine.core.client_info import closed_reason
 from slipstream.server.engine.core.session import ClientSub, Session
 from slipstream.server.engine.engine import Engine
 from slipstream.server.engine.streams.features import API_LEVEL
@@ -117,8 +118,45 @@ def varz(engine: Engine, now: int) -> dict[str, Any]:
         if yes:
             seen[name] = True
     if settings.jetstream:
-        seen["jetstream"] = {"config": _jetstream_config(engine), "stats": _jetstream_stats(engine, _accounts(engine))}
+        seen["jetstream"] = _jetstream_varz(engine)
     return seen
+
+
+def statsz(engine: Engine, usage: Mapping[str, Any]) -> dict[str, Any]:
+    """The statistics that the server sends to its system account; `usage` is that of the process."""
+    totals, sessions = engine.totals, list(engine.sessions.values())
+    sent = {
+        "msgs": totals.out_msgs + sum(one.out_msgs for one in sessions),
+        "bytes": totals.out_bytes + sum(one.out_bytes for one in sessions),
+    }
+    received = {
+        "msgs": totals.in_msgs + sum(one.in_msgs for one in sessions),
+        "bytes": totals.in_bytes + sum(one.in_bytes for one in sessions),
+    }
+    seen: dict[str, Any] = {
+        "start": format_time(engine.started),
+        "mem": usage["mem"],
+        "cores": usage["cores"],
+        "cpu": usage["cpu"],
+        "connections": len(sessions),
+        "total_connections": totals.connections,
+        "active_accounts": len({one.account for one in sessions if one.account}),
+        "subscriptions": sum(len(one.subs) for one in sessions),
+        "sent": sent,
+        "sent_to_clients": sent,
+        "received": received,
+        "received_from_clients": received,
+        "slow_consumers": totals.slow,
+    }
+    for name, count in (("slow_consumer_stats", totals.slow), ("stale_connection_stats", totals.stale)):
+        if count:
+            seen[name] = {"clients": count, "routes": 0, "gateways": 0, "leafs": 0}
+    if totals.stale:
+        seen["stale_connections"] = totals.stale
+    seen["active_servers"] = 1
+    if engine.settings.jetstream:
+        seen["jetstream"] = _jetstream_varz(engine)
+    return seen | {"gomaxprocs": usage["cores"]}
 
 
 # Connections.
@@ -217,7 +255,7 @@ def _connection(one: Session, now: int, pending: int, auth: bool, subs: int) -> 
         "subscriptions": len(one.subs),
     }
     if one.stopped:
-        seen |= {"stop": format_time(one.stopped), "reason": _reason(one)}
+        seen |= {"stop": format_time(one.stopped), "reason": closed_reason(one)}
     optional = {"name": one.name, "lang": one.lang, "version": one.version, "rtt": duration(one.rtt) if one.rtt else ""}
     optional |= {"tls_version": one.tls[0].removeprefix("TLSv"), "tls_cipher_suite": one.tls[1]}
     if auth:
@@ -229,10 +267,6 @@ def _connection(one: Session, now: int, pending: int, auth: bool, subs: int) -> 
     elif subs == 2:
         seen["subscriptions_list_detail"] = [_subscription(sub) for sub in one.subs.values()]
     return seen
-
-
-def _reason(one: Session) -> str:
-    return {"": "Client Closed", "Slow Consumer": "Slow Consumer (Pending Bytes)"}.get(one.reason, one.reason)
 
 
 def _subscription(sub: ClientSub) -> dict[str, Any]:
@@ -296,16 +330,30 @@ def accountz(engine: Engine, now: int, query: Query) -> dict[str, Any]:
         return seen | {"accounts": sorted({*_accounts(engine), engine.system_account})}
     if name not in _accounts(engine):
         raise UsageError(f"account {name[:64]!r} does not exist")
+    router = engine.account(name).router
     sessions = [one for one in engine.sessions.values() if (one.account or DEFAULT_ACCOUNT) == name]
     return seen | {
         "account_detail": {
             "account_name": name,
+            "update_time": format_time(engine.started),
+            "expired": False,
             "complete": True,
             "jetstream_enabled": engine.has_jetstream(name),
             "leafnode_connections": 0,
             "client_connections": len(sessions),
             "subscriptions": sum(len(one.subs) for one in sessions),
             **({"is_system": True} if name == engine.system_account else {}),
+            "name_tag": name,
+            "sublist_stats": {
+                "num_subscriptions": router.inserts - router.removes,
+                "num_cache": router.matcher.cached,
+                "num_inserts": router.inserts,
+                "num_removes": router.removes,
+                "num_matches": 0,
+                "cache_hit_rate": 0,
+                "max_fanout": 0,
+                "avg_fanout": 0,
+            },
         }
     }
 
@@ -353,11 +401,17 @@ def _account_detail(
 def _stream_detail(stream: Stream, now: int, query: Query) -> dict[str, Any]:
     """The configurations only if they are asked for; consumers have nearly as long ones as streams."""
     seen = {"name": stream.name, **stream_info(stream, now)}
+    del seen["ts"]
     consumers = [consumer_info(one) for one in stream.consumers.items.values()] if _flag(query, "consumers") else []
     if not _flag(query, "config"):
         for part in (seen, *consumers):
             part.pop("config", None)
     return seen | ({"consumer_detail": consumers} if consumers else {})
+
+
+def _jetstream_varz(engine: Engine) -> dict[str, Any]:
+    stats = _jetstream_stats(engine, _accounts(engine))
+    return {"config": _jetstream_config(engine), "stats": stats, "limits": {}}
 
 
 def _jetstream_config(engine: Engine) -> dict[str, Any]:
@@ -402,7 +456,7 @@ def healthz(engine: Engine, query: Query) -> tuple[int, dict[str, Any]]:
     if name and (account is None or not engine.has_jetstream(name)):
         return 404, _unwell(query, "ACCOUNT", f'JetStream account "{name[:64]}" not found')
     if stream and account is not None and stream not in account.streams:
-        return 404, _unwell(query, "STREAM", f"JetStream stream '{name} > {stream[:64]}' not found")
+        return 404, _unwell(query, "STREAM", f'JetStream stream "{stream[:64]}" not found on account "{name}"')
     if consumer and account is not None and consumer not in account.streams[stream].consumers.items:
         text = f'JetStream consumer "{consumer[:64]}" not found for stream "{stream}" on account "{name}"'
         return 404, _unwell(query, "CONSUMER", text)
