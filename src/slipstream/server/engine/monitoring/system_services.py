@@ -102,7 +102,7 @@ class SystemServices:
 
         add(USER_INFO, lambda _, reply, __, now: self._user_info(router, reply, now))
         if account != self._engine.system_account:
-            # In the system account these report on all accounts, here on the account of whoever asks.
+            # In the system account these report on all accounts, here on the account of the client that asks.
             for subject in (f"{ACCOUNT}.PING.CONNZ", f"{SERVER}.PING.CONNZ"):
                 add(
                     subject, self._answering(router, lambda _, body, now: self._by_account["CONNZ"](account, body, now))
