@@ -45,8 +45,9 @@ from slipstream.server.loop.process_report import ListenPorts, ServerReport
 from slipstream.server.loop.tls import Tls
 from slipstream.server.loop.upstream import Upstreams, named
 from slipstream.server.loop.websocket import Origins, WebSocketConnection
-from slipstream.server.options import ServerOptions, WebSocketOptions, bindable
+from slipstream.server.options import ListenerOptions, ServerOptions, WebSocketOptions, bindable
 from slipstream.server.process.trace import Trace
+from slipstream.server.reload import check_reload
 from slipstream.server.store.opening import open_file_store, open_memory_store
 from slipstream.version import VERSION
 from slipstream.wire.arguments import Duration, check_seconds
@@ -97,7 +98,9 @@ class Server:
         cannot be used. Options that are not in the file have the defaults of the command (`COMMAND_DEFAULTS`)."""
         from slipstream.server.process.config_file import read_config
 
-        return cls.of(read_config(path).server)
+        server = cls.of(read_config(path).server)
+        server.reloader = lambda: server.reload(read_config(path).server)
+        return server
 
     def _configure(self, options: ServerOptions) -> None:
         self.options = options
@@ -116,6 +119,9 @@ class Server:
         self._thread: _Thread | None = None
         self._faults: FaultRunner | None = None
         self._system: SystemServices | None = None
+        self._report: ServerReport | None = None
+        self._websocket_tls: Tls | None = None
+        self.reloader: Callable[[], None] | None = None  # applies the configuration again, for the system account
         self.loop: asyncio.AbstractEventLoop | None = None  # the loop it runs on
 
     def __repr__(self) -> str:
@@ -178,7 +184,6 @@ class Server:
         """Put the parts together. All ports are taken first (INFO names them, and a port that is lost must not cost the
         time of loading), and served last."""
         tls, options = self._tls, self.options
-        limits = ConnectionLimits(options.max_control_line, check_seconds(options.write_deadline))
         clients = await self._open(self.host, self.port)
         self.port = clients.port
         websockets = monitoring = None
@@ -205,20 +210,20 @@ class Server:
         self._faults = FaultRunner(driver, network) if network is not None else None
         for account in engine.accounts:
             account.router.add(f"{PREFIX}>", FaultApi(driver, self._faults, account))
-        report = ServerReport(
+        self._report = report = ServerReport(
             engine, clock, options, lambda: ListenPorts(self.http_port, self.websocket_port), driver.pending
         )
-        self._system = SystemServices(engine, report)
+        self._system = SystemServices(engine, report, reload=self._reload_now)
         self._system.attach()
         if monitoring is not None:
             await monitoring.serve(Monitor(engine, clock, report).connection, None)
             log.info("Starting http monitor on %s", _address(options.http_host or self.host, self.http_port))
         if websockets is not None and options.websocket is not None:
-            await self._serve_websockets(websockets, engine, options.websocket, limits)
+            await self._serve_websockets(websockets, engine, options.websocket)
         self._upstreams = Upstreams(driver, named(options.upstreams or {}))
         self._upstreams.start()
         await clients.serve(
-            lambda: Connection(self._running, engine, engine.listener, limits, tls),
+            lambda: Connection(self._running, engine, engine.listener, self._limits, self._tls),
             tls if tls is not None and tls.first else None,
         )
         log.info("Listening for client connections on %s", _address(self.host, self.port))
@@ -228,10 +233,8 @@ class Server:
         self._sockets.append(sockets)
         return sockets
 
-    async def _serve_websockets(
-        self, sockets: ListeningSockets, engine: Engine, options: WebSocketOptions, limits: ConnectionLimits
-    ) -> None:
-        tls = options.load_tls()
+    async def _serve_websockets(self, sockets: ListeningSockets, engine: Engine, options: WebSocketOptions) -> None:
+        self._websocket_tls = tls = options.load_tls()
         origins = Origins(options.same_origin, frozenset(options.allowed_origins), tls is not None)
 
         def connect() -> WebSocketConnection:
@@ -239,7 +242,7 @@ class Server:
                 self._running,
                 engine,
                 listener,
-                limits,
+                self._limits,
                 origins=origins,
                 headers=options.headers,
                 timeout=check_seconds(options.handshake_timeout),
@@ -258,6 +261,74 @@ class Server:
         if self._faults is None:
             raise UsageError("fault commands need a running server with faults=True")
         return await self._faults.run(name, body or {})
+
+    # A changed configuration.
+
+    def reload(self, options: ServerOptions) -> None:
+        """Change the options of the running server: users, permissions, accounts and their limits, certificates, limits
+        and times. Raises a UsageError, and changes nothing, if an option cannot be changed or is wrong.
+
+        Clients whose credentials are not valid any more are disconnected. Callable from any thread."""
+        if self.loop is None:
+            raise UsageError("the server is not running")
+        try:
+            is_own = asyncio.get_running_loop() is self.loop
+        except RuntimeError:
+            is_own = False
+        if is_own:
+            self._reload(options)
+        else:
+            asyncio.run_coroutine_threadsafe(self._reload_soon(options), self.loop).result()
+
+    async def _reload_soon(self, options: ServerOptions) -> None:
+        self._reload(options)
+
+    def _reload(self, options: ServerOptions) -> None:
+        driver, report, system = self._running, self._report, self._system
+        assert report is not None
+        assert system is not None
+        # 1. Everything that can fail.
+        check_reload(self.options, options)
+        tls = options.load_tls()
+        websocket_tls = options.websocket.load_tls() if options.websocket is not None else None
+        known = driver.engine.settings
+        settings = dataclasses.replace(
+            engine_settings(options, tls), port=known.port, server_id=known.server_id, server_name=known.server_name
+        )
+        apply = driver.engine.prepare_reload(settings)
+        # 2. Nothing of this can.
+        if options.tls_first:
+            self._renew_certificate(self._tls, options)
+        else:
+            self._tls = tls
+        if websocket_tls is not None and options.websocket is not None:
+            self._renew_certificate(self._websocket_tls, options.websocket)
+        self.options = report.options = options
+        self._settings = settings
+        driver.engine.listener = driver.engine.listener._replace(
+            tls_required=tls is not None,
+            tls_verify=settings.tls_verify,
+            by_certificate=tls is not None and tls.map_users,
+        )
+        for account in apply(driver.clock()):
+            account.router.add(f"{PREFIX}>", FaultApi(driver, self._faults, account))
+            system.attach_to(account)
+        driver.reload(max_connections=options.max_connections, trace=options.trace, limits=self._limits)
+
+    def _reload_now(self) -> None:
+        if self.reloader is None:
+            raise UsageError("the server was not started with a configuration file")
+        self.reloader()
+
+    @staticmethod
+    def _renew_certificate(tls: Tls | None, options: ListenerOptions) -> None:
+        """Put the certificate of the files, which was read before, into the context of a listener."""
+        if tls is not None and options.tls_cert is not None:
+            tls.context.load_cert_chain(options.tls_cert, options.tls_key)
+
+    @property
+    def _limits(self) -> ConnectionLimits:
+        return ConnectionLimits(self.options.max_control_line, check_seconds(self.options.write_deadline))
 
     async def lame_duck(self, *, duration: Duration | None = None, grace: Duration | None = None) -> None:
         """Accept no new clients and ask the others to reconnect elsewhere. After `grace` seconds those that stayed are
@@ -299,7 +370,7 @@ class Server:
                     "commit still running %g s after shutdown began; abandoning it (none of it was acknowledged)",
                     STOP_TIMEOUT,
                 )
-        self._driver = self._worker = self._faults = self._system = self._upstreams = self.loop = None
+        self._driver = self._worker = self._faults = self._system = self._report = self._upstreams = self.loop = None
         self._stores = []
 
     def _close_sockets(self) -> None:

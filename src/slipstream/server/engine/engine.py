@@ -28,13 +28,15 @@ a crash could take back. `failed` drops everything uncommitted and answers it wi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 
 from slipstream.api import Storage
-from slipstream.errors import StreamStoreFailedError
+from slipstream.errors import StreamStoreFailedError, UsageError
 from slipstream.server.engine.account import Account
 from slipstream.server.engine.api.advisories import Advisories
+from slipstream.server.engine.auth.account_limits import AccountLimits
 from slipstream.server.engine.auth.authenticator import Authenticator, Certificate, reject_signatures
 from slipstream.server.engine.auth.jwt import Verify
 from slipstream.server.engine.auth.permissions import quoted
@@ -88,7 +90,7 @@ class Engine:
         file_journal = Journal(file)
         memory_journal = file_journal if memory is file else Journal(memory)
         self.journals = tuple(dict.fromkeys((file_journal, memory_journal)))
-        shared = SharedServices(
+        self._shared = shared = SharedServices(
             server_name=settings.server_name,
             version=settings.version,
             domain=settings.domain,
@@ -101,14 +103,8 @@ class Engine:
         self.timers, self.jobs, self.batch_usage = shared.timers, shared.jobs, shared.batch_usage
         self._commit_waiters = shared.commit_waiters
         self.remote_ingests = RemoteIngests()  # what the driver reads from other servers
-        self._authenticator = Authenticator(
-            settings.users,
-            verify,
-            accounts=settings.accounts,
-            no_auth_user=settings.no_auth_user,
-            operators=settings.operators,
-            account_tokens=settings.account_tokens,
-        )
+        self._verify, self._rng = verify, rng
+        self._authenticator = self._make_authenticator(settings)
         self.system_account = self._authenticator.system_account or settings.system_account
         self.listener = Listener(
             settings.host, settings.port, tls_required=settings.tls_required, tls_verify=settings.tls_verify
@@ -117,8 +113,9 @@ class Engine:
         self.load = shared.load
         self.held_back: set[int] = set()  # clients whose input waits; the driver reads nothing more from them
         self.resumed: list[int] = []  # those that it may read from again; the driver takes them
-        self._accounts = {name: self._make_account(shared, name, rng, now) for name in self._authenticator.accounts}
+        self._accounts = {name: self._make_account(name, now) for name in self._authenticator.accounts}
         self._default = self._accounts[DEFAULT_ACCOUNT]
+        self._had_accounts = len(self._accounts) > 1  # ever: answers may wait for one that a reload has removed
         self.streams = self._default.streams
         # By `Session.account`, which is empty until a client is authenticated.
         self._routers = {"": self._default.router} | {name: one.router for name, one in self._accounts.items()}
@@ -132,17 +129,77 @@ class Engine:
             for journal in self.journals:
                 self._load(journal, now)
 
-    def _make_account(self, shared: SharedServices, name: str, rng: Random, now: int) -> Account:
+    def _make_authenticator(self, settings: Settings) -> Authenticator:
+        return Authenticator(
+            settings.users,
+            self._verify,
+            accounts=settings.accounts,
+            no_auth_user=settings.no_auth_user,
+            operators=settings.operators,
+            account_tokens=settings.account_tokens,
+        )
+
+    def _make_account(self, name: str, now: int) -> Account:
         has_api = self.settings.jetstream and name != self.system_account
         return Account(
-            shared,
+            self._shared,
             name,
-            AccountRouter(rng, now, self.output),
+            AccountRouter(self._rng, now, self.output),
             remote_ingests=self.remote_ingests,
             jetstream=self.has_jetstream(name) if has_api else None,
-            limits=self.settings.limits_of(name, self._authenticator.accounts[name].jetstream),
+            limits=self._limits_of(name),
             resume=self._resume,
         )
+
+    def _limits_of(self, name: str) -> AccountLimits:
+        return self.settings.limits_of(name, self._authenticator.accounts[name].jetstream)
+
+    # A changed configuration.
+
+    def prepare_reload(self, settings: Settings) -> Callable[[int], list[Account]]:
+        """Check changed settings against the running server; raises a UsageError, or returns a function that applies
+        them at a time. That function returns the accounts that are new."""
+        authenticator = self._make_authenticator(settings)
+        if (authenticator.system_account or settings.system_account) != self.system_account:
+            raise UsageError("the system account cannot be changed by a reload; restart the server")
+        for name, account in self._accounts.items():
+            known = authenticator.accounts.get(name)
+            if known is None:
+                if account.streams or account.restores:
+                    raise UsageError(
+                        f"account {name!r} has streams and cannot be removed by a reload; delete them first"
+                    )
+            elif (known.jetstream is None) != (self._authenticator.accounts[name].jetstream is None):
+                raise UsageError(
+                    f"JetStream of account {name!r} cannot be turned on or off by a reload; restart the server"
+                )
+        return lambda now: self._reload(settings, authenticator, now)
+
+    def _reload(self, settings: Settings, authenticator: Authenticator, now: int) -> list[Account]:
+        self._set_time(now)
+        announce = settings.max_payload != self.settings.max_payload
+        self.settings = settings
+        self._shared = replace(self._shared, max_pending=settings.max_pending_bytes, max_payload=settings.max_payload)
+        self._admission.reload(settings, authenticator, list(self._sessions.values()))
+        self._authenticator = authenticator
+        for name in [name for name in self._accounts if name not in authenticator.accounts]:
+            del self._accounts[name]  # its router stays: the sessions that were closed are still to be disconnected
+        made = [self._make_account(name, now) for name in authenticator.accounts if name not in self._accounts]
+        for account in self._accounts.values():
+            account.limits = self._limits_of(account.name)
+            account.max_pending, account.max_payload = settings.max_pending_bytes, settings.max_payload
+        self._had_accounts |= bool(made)
+        for account in made:
+            self._accounts[account.name] = account
+            self._routers[account.name] = account.router
+            if self.has_jetstream(account.name):
+                for journal in self.journals:
+                    account.load(journal, now)
+        if announce:
+            for session in self._sessions.values():
+                if session.protocol >= 1 and not session.closed:
+                    self._routers[session.account].push(session, self._info(session))
+        return made
 
     # Accounts.
 
@@ -459,7 +516,7 @@ class Engine:
             self._commit_waiters.release()
 
     def _by_port(self, answers: list[Answer]) -> Iterable[tuple[ReplyPort, list[Answer]]]:
-        if len(self._accounts) == 1:
+        if not self._had_accounts:
             return ((self._default.router, answers),)
         by_port: dict[ReplyPort, list[Answer]] = {}
         for answer in answers:

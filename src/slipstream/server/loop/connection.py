@@ -98,6 +98,11 @@ class Connection(asyncio.Protocol):
         self._backlog = b""  # bytes that were read and wait for their turn
         self._backlog_at = 0
 
+    def change(self, limits: ConnectionLimits) -> None:
+        """Apply changed limits; the control line's holds for new connections."""
+        self._write_deadline = limits.write_deadline
+        self._parser.max_payload = self._engine.settings.max_payload
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._use(cast(asyncio.Transport, transport))  # uvloop's does not inherit from it
         if self._tls is None or self._tls.first:

@@ -46,7 +46,7 @@ from slipstream.server.engine.engine import Check, Engine
 from slipstream.server.faults.network import NetworkFaults
 from slipstream.server.loop.clock import Clock
 from slipstream.server.loop.committer import Committer, Worker
-from slipstream.server.loop.connection import Connection
+from slipstream.server.loop.connection import Connection, ConnectionLimits
 from slipstream.server.loop.hash_checks import HashChecks
 from slipstream.server.loop.memory import FRAME_TIME, RELEASED, FrameSlots, PendingBytes, give_back
 from slipstream.server.loop.signatures import make_nonce
@@ -119,6 +119,19 @@ class Driver:
             )
             for journal in engine.journals
         ]
+        self.wake()
+
+    def reload(self, *, max_connections: int, trace: bool, limits: ConnectionLimits) -> None:
+        """Apply changed options. The newest clients beyond the new maximum are disconnected."""
+        self._max_connections = max_connections
+        if trace != (self._trace is not None):
+            self._trace = Trace() if trace else None
+        self._slots.resize(self.engine.settings.max_pending_total, self.engine.settings.max_payload)
+        for connection in self._connections.values():
+            connection.change(limits)
+        if 0 <= max_connections < len(self._connections):
+            for cid in sorted(self._connections)[max_connections:]:
+                self.engine.close(cid, "maximum connections exceeded")
         self.wake()
 
     # Connections.

@@ -116,9 +116,14 @@ class FrameSlots(Generic[_H]):
 
     def __init__(self, limit: int, max_payload: int) -> None:
         """`limit` is the budget; below 0 there is none, and all may."""
-        self._slots = max(1, limit // FRAME_SHARE // max_payload) if limit >= 0 else 0
+        self._slots = 0
+        self.resize(limit, max_payload)
         self._owners: dict[_H, float] = {}  # since when
         self._waiting: dict[_H, None] = {}  # in order
+
+    def resize(self, limit: int, max_payload: int) -> None:
+        """Change the number of slots; those that have one keep it."""
+        self._slots = max(1, limit // FRAME_SHARE // max_payload) if limit >= 0 else 0
 
     def __contains__(self, holder: object) -> bool:
         return holder in self._owners

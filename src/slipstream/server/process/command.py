@@ -1,6 +1,7 @@
 """The process of `slipstream server`: flags and configuration, log, signals, pid and ports files.
 
-SIGTERM and SIGINT stop the server once everything it received is durable and answered; SIGUSR2 starts lame duck mode.
+SIGTERM and SIGINT stop the server once everything it received is durable and answered; SIGUSR2 starts lame duck mode;
+SIGHUP reloads the configuration.
 The log goes to stderr, in nats-server's format, with the lines that scripts wait for.
 """
 
@@ -9,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
 import logging
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -19,12 +18,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from slipstream.errors import Error, UsageError
-from slipstream.server.options import COMMAND_DEFAULTS, ServerOptions
+from slipstream.server.options import COMMAND_DEFAULTS
 from slipstream.server.process import flags as command_line
 from slipstream.server.process import logs
 from slipstream.server.process.config_file import read_config
 from slipstream.server.process.options import ProcessOptions
 from slipstream.server.process.private_dir import default_root, make_private
+from slipstream.server.process.reload import ProcessFiles, Reloader
+from slipstream.server.process.signals import send_signal
 from slipstream.server.server import Server, new_loop
 from slipstream.version import VERSION
 
@@ -34,6 +35,9 @@ log = logging.getLogger("slipstream.server")
 def main(argv: Sequence[str], *, started: Callable[[Server], None] | None = None) -> int:
     """Run a server until a signal stops it; `started` is called once it listens. Returns the exit code."""
     flags = command_line.parse(argv)
+    if (signalled := flags.text("signal")) is not None:
+        send_signal(signalled)
+        return 0
     if flags.is_on("help"):
         print(command_line.help_text(), end="")
         return 0
@@ -43,23 +47,31 @@ def main(argv: Sequence[str], *, started: Callable[[Server], None] | None = None
     path = flags.text("config")
     # A file says what the server has, as with nats-server. Without one it is started for JetStream, most of the time.
     defaults = ProcessOptions(server=replace(COMMAND_DEFAULTS, jetstream=True))
-    options = command_line.apply(flags, read_config(path) if path else defaults)
     is_default = not path and not flags.is_set("jetstream")
-    server = options.server.check()
+
+    def read() -> ProcessOptions:
+        found = command_line.apply(flags, read_config(path) if path else defaults)
+        found.server.check()
+        return found
+
+    options = read()
     if flags.is_on("test"):
         if not path:
             raise UsageError("-t needs a configuration file (-c FILE)")
         print(f"slipstream: configuration file {path} is valid", file=sys.stderr)
         return 0
-    handler = logs.set_up(options)
+    logs.set_up(options)
     try:
         if path:
             log.info("Using configuration file: %s", path)
-        found = _with_data_dir(server, is_default=is_default)
-        if server.data_dir is None and found.data_dir is not None:
-            for folder in (Path(found.data_dir).parent, Path(found.data_dir)):
+        configured = options.server.data_dir
+        options = _with_data_dir(options, is_default=is_default)
+        found = options.server.data_dir
+        if configured is None and found is not None:
+            log.warning("No storage directory is configured (-sd DIR), streams are stored in %s", found)
+            for folder in (Path(found).parent, Path(found)):
                 make_private(folder)
-        _run(replace(options, server=found), started)
+        _run(options, started, (lambda: _with_data_dir(read(), is_default=is_default)) if path else None)
     except Error as exc:
         log.critical("%s", exc)
         return 1
@@ -67,41 +79,47 @@ def main(argv: Sequence[str], *, started: Callable[[Server], None] | None = None
         log.critical("%s", exc.strerror if exc.filename is None and exc.strerror else exc)
         return 1
     finally:
-        logging.getLogger("slipstream").removeHandler(handler)
-        handler.close()
+        logs.take_down()
     return 0
 
 
-def _with_data_dir(server: ServerOptions, *, is_default: bool) -> ServerOptions:
+def _with_data_dir(options: ProcessOptions, *, is_default: bool) -> ProcessOptions:
     """A command keeps file streams on disk, even if no directory is configured.
 
     Several servers may run side by side where JetStream is on by default: each port has its own directory, and a server
     on a free port, which no later one continues, keeps its streams in memory.
     """
-    if not server.jetstream or server.data_dir is not None or (is_default and server.port < 1):
-        return server
+    server = options.server
+    if not server.jetstream:
+        return replace(options, server=replace(server, data_dir=None))
+    if server.data_dir is not None or (is_default and server.port < 1):
+        return options
     name = "jetstream" if not is_default or server.port == COMMAND_DEFAULTS.port else f"jetstream-{server.port}"
-    folder = default_root() / name
-    log.warning("No storage directory is configured (-sd DIR), streams are stored in %s", folder)
-    return replace(server, data_dir=folder)
+    return replace(options, server=replace(server, data_dir=default_root() / name))
 
 
-def _run(options: ProcessOptions, started: Callable[[Server], None] | None) -> None:
+def _run(
+    options: ProcessOptions,
+    started: Callable[[Server], None] | None,
+    read: Callable[[], ProcessOptions] | None,
+) -> None:
     # Stored messages are many small objects that live long: looking through all of them for cycles, as Python does by
     # default every few thousand allocations, takes a third of the time of a memory stream under load.
     gc.set_threshold(100_000, 50, 50)
-    if options.server.data_dir is not None and options.server.jetstream:
+    if options.server.data_dir is not None:
         try:
             Path(options.server.data_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as exc:
             raise UsageError(f"could not create storage directory {str(options.server.data_dir)!r}: {exc}") from exc
-    elif options.server.data_dir is not None:
-        options = replace(options, server=replace(options.server, data_dir=None))
     with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(_serve(options, started))
+        runner.run(_serve(options, started, read))
 
 
-async def _serve(options: ProcessOptions, started: Callable[[Server], None] | None) -> None:
+async def _serve(
+    options: ProcessOptions,
+    started: Callable[[Server], None] | None,
+    read: Callable[[], ProcessOptions] | None,
+) -> None:
     ending = asyncio.Event()
     server = Server.of(options.server)
     settings = server.settings
@@ -114,14 +132,20 @@ async def _serve(options: ProcessOptions, started: Callable[[Server], None] | No
     else:
         log.info("  JetStream: off (-js enables it, -sd DIR stores streams there)")
     async with server:
-        with _files(options, server), _signals(server, ending):
-            log.info("Server is ready")
-            if options.server.jetstream:
-                log.info("Connect with: slipstream -s %s stream ls", server.url)
-            if started is not None:
-                started(server)
-            await ending.wait()
-            log.info("Initiating Shutdown...")
+        files = ProcessFiles()
+        try:
+            files.write(options, server)
+            server.reloader = Reloader(server, files, read) if read is not None else None
+            with _signals(server, ending):
+                log.info("Server is ready")
+                if options.server.jetstream:
+                    log.info("Connect with: slipstream -s %s stream ls", server.url)
+                if started is not None:
+                    started(server)
+                await ending.wait()
+                log.info("Initiating Shutdown...")
+        finally:
+            files.remove()
     log.info("Server Exiting..")
 
 
@@ -129,10 +153,9 @@ async def _serve(options: ProcessOptions, started: Callable[[Server], None] | No
 def _signals(server: Server, ending: asyncio.Event) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     retiring: list[asyncio.Task[None]] = []
-    options = server.options
 
     async def retire() -> None:
-        await server.lame_duck(duration=options.lame_duck_duration, grace=options.lame_duck_grace)
+        await server.lame_duck()
         ending.set()
 
     def begin() -> None:
@@ -140,44 +163,22 @@ def _signals(server: Server, ending: asyncio.Event) -> Iterator[None]:
             log.info("Entering lame duck mode, stop accepting new clients")
             retiring.append(loop.create_task(retire()))
 
+    def reload() -> None:
+        try:
+            if server.reloader is None:
+                raise UsageError("the server was not started with a configuration file (-c FILE)")
+            server.reloader()
+        except UsageError as exc:
+            log.error("Failed to reload server configuration: %s", exc)
+
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, ending.set)
     if hasattr(signal, "SIGUSR2"):
         loop.add_signal_handler(signal.SIGUSR2, begin)
-        loop.add_signal_handler(
-            signal.SIGHUP,
-            lambda: log.warning("Reload is not supported: restart the server to apply a new configuration"),
-        )
+        loop.add_signal_handler(signal.SIGHUP, reload)
         loop.add_signal_handler(signal.SIGUSR1, lambda: None)  # a log file that was moved away is reopened without it
     try:
         yield
     finally:
         for task in retiring:
             task.cancel()
-
-
-@contextlib.contextmanager
-def _files(options: ProcessOptions, server: Server) -> Iterator[None]:
-    """The pid and ports files; removed when the process ends."""
-    written: list[Path] = []
-    try:
-        if options.pid_file:
-            written.append(_write(Path(options.pid_file), f"{os.getpid()}"))
-        if options.ports_file_dir:
-            ports = {"nats": [server.url], "monitoring": [server.http_url], "websocket": [server.websocket_url]}
-            content = json.dumps({name: urls for name, urls in ports.items() if urls[0]})
-            written.append(_write(Path(options.ports_file_dir, f"slipstream_{os.getpid()}.ports"), content))
-        yield
-    finally:
-        for path in written:
-            path.unlink(missing_ok=True)
-
-
-def _write(path: Path, content: str) -> Path:
-    try:
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(content)
-        temporary.replace(path)  # atomic: a reader never sees half of it
-    except OSError as exc:
-        raise UsageError(f"cannot write {str(path)!r}: {exc}") from exc
-    return path

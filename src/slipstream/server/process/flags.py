@@ -54,6 +54,14 @@ FLAGS = (
     *(_of(option) for declaring in (ServerOptions, ProcessOptions) for option in options_of(declaring) if option.flags),
     _switch("debug_and_trace", "DV DVV", "-D and -V", "Logging"),
     _switch("require_tls", "tls", "require TLS; needs --tlscert and --tlskey", "TLS"),
+    Flag(
+        "signal",
+        ("sl", "signal"),
+        "signal a server and exit: ldm, stop, quit, term, reopen or reload",
+        "Other",
+        False,
+        "NAME=PID",
+    ),
     _switch("help", "h help", "show this text and exit", "Other"),
     _switch("version", "v version", "show the version and exit", "Other"),
 )
@@ -65,7 +73,6 @@ _UNSUPPORTED = {
     ),
     **dict.fromkeys(("ms", "https_port"), "monitoring is plain HTTP only"),
     **dict.fromkeys(("s", "syslog", "r", "remote_syslog"), "log to stderr or to a file"),
-    **dict.fromkeys(("sl", "signal"), "use kill: TERM stops the server, USR2 starts lame duck mode"),
     "profile": "there is no profiler",
 }  # fmt: skip
 _TRUE, _FALSE = ("true", "1", "t"), ("false", "0", "f")

@@ -35,8 +35,13 @@ class LineFormatter(logging.Formatter):
         return f"[{os.getpid()}] {clock}[{_LETTERS.get(record.levelno, 'FTL')}] {text}"
 
 
-def set_up(options: ProcessOptions) -> logging.Handler:
+def set_up(options: ProcessOptions) -> None:
     """Send the log to stderr or to the log file."""
+    use(open_handler(options), options)
+
+
+def open_handler(options: ProcessOptions) -> logging.Handler:
+    """The target of the log; a UsageError if it cannot be written."""
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if options.log_file:
         try:
@@ -49,8 +54,25 @@ def set_up(options: ProcessOptions) -> logging.Handler:
         except OSError as exc:
             raise UsageError(f"cannot write the log to {options.log_file!r}: {exc}") from exc
     handler.setFormatter(LineFormatter(with_time=options.log_time, utc=options.log_utc))
+    return handler
+
+
+def use(handler: logging.Handler, options: ProcessOptions) -> None:
+    """Log to `handler` alone from here on."""
+    take_down()
     logger = logging.getLogger("slipstream")
     logger.setLevel(TRACE if options.server.trace else logging.DEBUG if options.debug else logging.INFO)
     logger.addHandler(handler)
     logger.propagate = False
-    return handler
+    _used.append(handler)
+
+
+def take_down() -> None:
+    """Stop logging."""
+    while _used:
+        handler = _used.pop()
+        logging.getLogger("slipstream").removeHandler(handler)
+        handler.close()
+
+
+_used: list[logging.Handler] = []

@@ -124,23 +124,37 @@ class Authenticator:
             raise UsageError("users must not be configured for a server with an operator: they come from JWTs")
         self._users = UserAuthenticator(identities, no_auth_user, verify)
         self._anyone = Identity(None, configured.get(DEFAULT_ACCOUNT))
-        self._by_jwt = bool(operators)
-        self.required = bool(identities) or self._by_jwt
-        self.nonces = self._users.has_nkeys or self._by_jwt  # clients must get a nonce to sign
+        self.by_jwt = bool(operators)
+        self.required = bool(identities) or self.by_jwt
+        self.nonces = self._users.has_nkeys or self.by_jwt  # clients must get a nonce to sign
         self.default = self._users.default  # of clients without credentials
         names = (DEFAULT_ACCOUNT, *(identity.account for identity in identities), *configured)
         self.accounts = {name: configured.get(name, AccountOptions(name=name)) for name in dict.fromkeys(names)}
         self.system_account = self._tokens.system_account
 
+    def token_of(self, account: str) -> str:
+        """The JWT of an account; empty without one."""
+        return self._tokens.token_of(account)
+
     def expiry_of(self, account: str) -> int:
         """When an account's JWT expires, in nanoseconds; 0 is never."""
         return self._tokens.expiry_of(account)
+
+    def renew(self, old: Identity, before: Authenticator, *, by_default: bool) -> Identity | None:
+        """The identity of a client that an earlier authenticator admitted; None if its credentials are not valid any
+        more. The client's secret is not known here: it is valid if the configured one has not changed."""
+        if self.by_jwt or before.by_jwt:
+            same = self.token_of(old.account) == before.token_of(old.account) != ""
+            return old if same and self.by_jwt else None
+        if not self.required:
+            return self._anyone if old.account == DEFAULT_ACCOUNT else None
+        return self._users.renew(old, by_default=by_default)
 
     def admit(self, shown: Credentials) -> Verdict:
         """Identify the client. The time it takes reveals nothing about what was wrong."""
         if not self.required:
             return self._anyone
-        return self._tokens.admit(shown) if self._by_jwt else self._users.admit(shown)
+        return self._tokens.admit(shown) if self.by_jwt else self._users.admit(shown)
 
 
 class UserAuthenticator:
@@ -169,6 +183,22 @@ class UserAuthenticator:
         if identity is None:
             raise UsageError(f"no_auth_user {name!r} is not among the users")
         return identity
+
+    def renew(self, old: Identity, *, by_default: bool) -> Identity | None:
+        """See `Authenticator.renew`."""
+        if by_default:
+            found = self.default
+            return found if found is not None and (found.name, found.account) == (old.name, old.account) else None
+        if old.user is None:
+            return None
+        user = old.user
+        found = self._named.get(user.name) or self._nkeys.get(user.nkey)
+        if user.token:
+            found = next((one for one in self._tokens if one.user is not None and one.user.token == user.token), None)
+        if found is None or found.user is None or found.account != old.account:
+            return None
+        same = (found.user.password, found.user.certificate) == (user.password, user.certificate)
+        return found if same and found.connection_types == old.connection_types else None
 
     def admit(self, shown: Credentials) -> Verdict:
         verdict = self._identify(shown)
@@ -250,6 +280,11 @@ class TokenAuthenticator:
     @property
     def accounts(self) -> Iterable[AccountOptions]:
         return [account.options for account in self._claims.values()]
+
+    def token_of(self, account: str) -> str:
+        """The JWT of an account; empty if there is none."""
+        claims = self._claims.get(account)
+        return claims.claims.token if claims is not None else ""
 
     def expiry_of(self, account: str) -> int:
         claims = self._claims.get(account)

@@ -22,7 +22,7 @@ class Rules:
     """The permissions of one user."""
 
     def __init__(self, permissions: Permissions) -> None:
-        self._permissions = permissions
+        self.permissions = permissions
         self.responses = permissions.responses
         allow = permissions.publish
         if allow is None and self.responses is not None:
@@ -38,7 +38,7 @@ class Rules:
 
     def report(self) -> dict[str, Any]:
         """The permissions in nats-server's JSON, for their user."""
-        own = self._permissions
+        own = self.permissions
         sides = {
             "publish": {"allow": self._publish, "deny": own.publish_deny},
             "subscribe": {"allow": own.subscribe, "deny": own.subscribe_deny},

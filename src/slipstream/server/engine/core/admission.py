@@ -6,16 +6,16 @@ driver, away from the loop: until `checked` is called, `Session.pending` is set 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from slipstream.server.engine.auth.authenticator import Authenticator, Credentials, Hashed, Identity, Refused
-from slipstream.server.engine.auth.permissions import Grant
+from slipstream.server.engine.auth.permissions import Grant, quoted
 from slipstream.server.engine.core.routing import AccountRouter
-from slipstream.server.engine.core.session import Session
+from slipstream.server.engine.core.session import Session, subscription
 from slipstream.server.engine.settings import Check, Settings
 from slipstream.server.engine.timers import Timers
-from slipstream.wire import ConnectOptions
+from slipstream.wire import ConnectOptions, err
 from slipstream.wire.encode import PING
 
 CHECK_TIME = 10_000_000_000  # ns, added to the timeout of a client whose secret is compared with a hash
@@ -51,6 +51,42 @@ class Admission:
             )
         else:
             self._keep_alive(session, now)
+
+    def reload(self, settings: Settings, authenticator: Authenticator, sessions: Iterable[Session]) -> None:
+        """Apply changed settings and users. A client whose credentials are not valid any more is closed; permissions
+        and limits of the others change at once, and they lose the subscriptions that are not permitted any more."""
+        before, self._settings, self._authenticator = self._authenticator, settings, authenticator
+        for session in sessions:
+            if session.closed:
+                continue
+            if session.pending is not None:  # what its secret was to be compared with may have changed
+                self._refuse(session, "the configuration was reloaded")
+            elif session.identity is not None:
+                identity = authenticator.renew(session.identity, before, by_default=session.by_default)
+                if identity is None:
+                    self._refuse(session, "not valid after a reload of the configuration")
+                else:
+                    self._change(session, identity)
+            elif authenticator.required and not before.required:  # it may have sent no CONNECT yet, but messages
+                self._refuse(session, "not authenticated after a reload of the configuration")
+
+    def _change(self, session: Session, identity: Identity) -> None:
+        old, session.identity = session.identity, identity
+        session.max_subs, session.max_payload = identity.max_subscriptions, identity.max_payload
+        old_rules = old.rules.permissions if old is not None and old.rules is not None else None
+        if old_rules == (identity.rules.permissions if identity.rules is not None else None):
+            return
+        router = self._routers[session.account]
+        grant = session.grant = Grant(identity.rules) if identity.rules is not None else None
+        for sub in list(session.subs.values()):
+            if grant is not None and not grant.rules.may_subscribe(sub.subject, sub.queue):
+                router.remove(sub)
+                sid = quoted(sub.sid.decode(errors="replace"))
+                router.push(
+                    session, err(f"Permissions Violation for Subscription to {quoted(sub.subject)} (sid {sid})")
+                )
+            else:
+                router.replace(sub, subscription(session, sub.subject, sub.queue, sub.sid))
 
     def left(self, session: Session) -> None:
         """A client disconnected."""
@@ -137,6 +173,7 @@ class Admission:
         self._routers[session.account].now = now
         session.grant = Grant(identity.rules) if identity.rules is not None else None
         session.max_subs, session.max_payload = identity.max_subscriptions, identity.max_payload
+        session.by_default = not session.user and identity is self._authenticator.default
         session.user = session.user or identity.shown_name
         if identity.expires:
             whose = "Account" if identity.expires == self._authenticator.expiry_of(identity.account) else "User"

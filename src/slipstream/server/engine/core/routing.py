@@ -157,6 +157,13 @@ class AccountRouter:
             sub.session.past_msgs += sub.delivered
             self.discard(sub.subject, sub, sub.queue)
 
+    def replace(self, sub: ClientSub, new: ClientSub) -> None:
+        """Put a subscription in the place of one with the same subject, whose permissions have changed."""
+        new.delivered, new.max_msgs = sub.delivered, sub.max_msgs
+        sub.session.subs[sub.sid] = new
+        self.add(sub.subject, new, sub.queue)  # first, so that a consumer never sees its subscriber leave
+        self.discard(sub.subject, sub, sub.queue)
+
     def end_after(self, sub: ClientSub, max_msgs: int) -> None:
         """End a client's subscription once `max_msgs` messages were delivered in all."""
         if sub.delivered < max_msgs:

@@ -59,11 +59,11 @@ class Session:
     """One client connection. The driver takes `out` once per turn; the session is dirty while `out` is not empty."""
 
     __slots__ = (
-        "account", "active", "certificate", "cid", "closed", "congested", "echo", "expiry", "grant", "headers", "held",
-        "held_back", "identity", "in_bytes", "in_msgs", "info_sent", "lang", "listener", "max_payload", "max_subs",
-        "name", "no_responders", "nonce", "out", "out_bytes", "out_capacity", "out_reserve", "past_msgs", "pedantic",
-        "peer", "pending", "pinged", "pings_out", "protocol", "reason", "rtt", "searches", "started", "state",
-        "stopped", "subs", "timer", "tls", "user", "verbose", "version",
+        "account", "active", "by_default", "certificate", "cid", "closed", "congested", "echo", "expiry", "grant",
+        "headers", "held", "held_back", "identity", "in_bytes", "in_msgs", "info_sent", "lang", "listener",
+        "max_payload", "max_subs", "name", "no_responders", "nonce", "out", "out_bytes", "out_capacity", "out_reserve",
+        "past_msgs", "pedantic", "peer", "pending", "pinged", "pings_out", "protocol", "reason", "rtt", "searches",
+        "started", "state", "stopped", "subs", "timer", "tls", "user", "verbose", "version",
     )  # fmt: skip
 
     def __init__(
@@ -109,6 +109,7 @@ class Session:
         self.reason = ""  # why it was closed
         # Statistics.
         self.name = self.lang = self.version = ""
+        self.by_default = False  # it showed no credentials, and is the configured default user
         self.user = ""  # the name that it authenticated with, or tried to; a token is not shown
         self.in_msgs = self.in_bytes = self.out_bytes = 0
         self.past_msgs = 0  # delivered to subscriptions that have ended

@@ -15,6 +15,7 @@ import msgspec
 
 from slipstream.api import NOT_JSON, encode_json, format_time
 from slipstream.errors import UsageError
+from slipstream.server.engine.account import Account
 from slipstream.server.engine.core.routing import AccountRouter
 from slipstream.server.engine.core.session import Session
 from slipstream.server.engine.engine import Engine
@@ -93,10 +94,14 @@ class SystemServices:
         engine = self._engine
         engine.observe(self.events)
         for account in engine.accounts:
-            self._attach_to(account.router, account.name)
-        self.events.start(engine.account().router.now)
+            self.attach_to(account)
 
-    def _attach_to(self, router: AccountRouter, account: str) -> None:
+    def attach_to(self, account: Account) -> None:
+        """Subscribe in an account."""
+        self._subscribe(account.router, account.name)
+        self.events.start(account.router.now)
+
+    def _subscribe(self, router: AccountRouter, account: str) -> None:
         def add(subject: str, handler: Callable[[str, str, bytes, int], None]) -> None:
             router.add(subject, Service(handler))
 
