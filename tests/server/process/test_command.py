@@ -202,7 +202,7 @@ def test_servers_side_by_side_do_not_share_a_default_directory(
     argv: list[str], folder: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     used: list[ServerOptions] = []
-    monkeypatch.setattr(command, "_run", lambda options, _: used.append(options.server))
+    monkeypatch.setattr(command, "_run", lambda options, *_: used.append(options.server))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert command.main(argv) == 0
     assert [each.data_dir for each in used] == [None if folder is None else tmp_path / "slipstream" / folder]

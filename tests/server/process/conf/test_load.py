@@ -245,7 +245,9 @@ def test_files_are_read_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_the_configuration_in_the_documentation_can_be_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("READER_PASSWORD", "secret")
     page = Path(__file__).parents[4] / "docs" / "howto" / "server.md"
-    sample, system = [block for block in re.findall(r"```text\n(.*?)```", page.read_text(), re.S) if "accounts {" in block]
+    sample, system = [
+        block for block in re.findall(r"```text\n(.*?)```", page.read_text(), re.S) if "accounts {" in block
+    ]
     path = tmp_path / "server.conf"
     path.write_text(sample)
     server = read_config(path).server
