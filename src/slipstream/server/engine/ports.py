@@ -166,7 +166,8 @@ class StreamLog(Protocol):
         """Statistics as of the last commit."""
 
     def get(self, seq: int) -> Record | None:
-        """The message with that sequence. A record that fails its checksum raises CorruptRecordError."""
+        """The message with that sequence. A record that fails its checksum, or that is missing though it was not
+        removed, raises CorruptRecordError."""
 
     def last(self, pattern: str) -> Record | None:
         """The newest message that matches the filter."""
@@ -253,6 +254,9 @@ class Store(Protocol):
 
     def damaged(self) -> list[tuple[str, int]]:
         """Stream and sequence of the messages among them (some thousands at most), in the order they were found."""
+
+    def losses(self) -> list[tuple[str, int, int, int]]:
+        """Stream, first and last sequence of the ranges in which messages are missing, and how many."""
 
     def seal(self) -> Group:
         """Close the open group and open the next."""

@@ -107,6 +107,7 @@ class Driver:
         self._timer_at = 0
         self._damage_seen = 0
         self._damage_logged: set[tuple[str, int]] = set()
+        self._losses_logged: set[tuple[str, int, int, int]] = set()
         self._stores = [journal.store for journal in engine.journals]
         self.committers: Sequence[Committer] = [
             Committer(
@@ -339,6 +340,11 @@ class Driver:
                 if (stream, seq) not in self._damage_logged:
                     self._damage_logged.add((stream, seq))
                     log.error("message %d of stream %r is damaged: it is not served", seq, stream)
+            for loss in store.losses():
+                if loss not in self._losses_logged:
+                    self._losses_logged.add(loss)
+                    stream, low, high, count = loss
+                    log.error("%d messages from %d to %d of stream %r are missing", count, low, high, stream)
 
     def _flush(self) -> None:
         for session in self.engine.take_output():

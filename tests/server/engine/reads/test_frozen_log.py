@@ -136,11 +136,19 @@ def test_damaged_messages_stay_damaged_in_a_held_replica(client: Client, damaged
     assert held.time_to_seq(client.rig.now + 1) == 11
 
 
-def test_a_mirror_skips_damaged_messages_of_its_upstream(client: Client, damaged: set[int]) -> None:
-    damaged.update((1, 4, 5, 10))
+def test_a_mirror_stops_in_front_of_a_damaged_message_until_it_is_removed_upstream(
+    client: Client, damaged: set[int]
+) -> None:
+    damaged.update((4, 5))
     client.api("STREAM.CREATE.M", {"name": "M", "storage": "memory", "mirror": {"name": "S"}})
     mirror = client.rig.engine.streams["M"]
-    assert [record.seq for record in mirror.log.scan("", 0, limit=100)] == [2, 3, 6, 7, 8, 9]
+    assert [record.seq for record in mirror.log.scan("", 0, limit=100)] == [1, 2, 3]
     (ingest,) = mirror.ingests
     assert isinstance(ingest, Ingest)
-    assert ingest.next_seq == 11
+    assert ingest.next_seq == 4
+    assert "checksum" in client.api("STREAM.INFO.M")["mirror"]["error"]["description"]
+    for seq in (4, 5):
+        damaged.discard(seq)  # the fixture's damage is not in the log
+        client.api("STREAM.MSG.DELETE.S", {"seq": seq})
+    assert [record.seq for record in mirror.log.scan("", 0, limit=100)] == [1, 2, 3, 6, 7, 8, 9, 10]
+    assert "error" not in client.api("STREAM.INFO.M")["mirror"]

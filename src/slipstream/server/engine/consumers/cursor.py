@@ -59,6 +59,7 @@ class Cursor:
         self._as_of = as_of
         self._min_last_seq = 0
         self._is_reached = False
+        self.stopped_at = 0  # the damaged message that it stands in front of
 
     def configure(self, config: ConsumerConfig) -> None:
         """Take over a configuration."""
@@ -213,8 +214,8 @@ class Cursor:
                 continue
             try:
                 record = self._log.get(seq)
-            except CorruptRecordError:
-                record = None
+            except CorruptRecordError:  # it stays pending until it is removed
+                continue
             if record is None:
                 self._acks.removed(seq)
                 continue
@@ -224,24 +225,21 @@ class Cursor:
         return found
 
     def _new_ones(self, limit: int) -> list[Record]:
-        state = self.state
-        while True:
-            try:
-                while state.skips is not None and not state.skips.done:
-                    if found := state.skips.next(self._log, limit):
-                        return found
-                    self._leave_skips()
-                return self.filters.scan(self._log, state.next_seq, limit=limit, max_bytes=CHUNK_BYTES)
-            except CorruptRecordError as exc:  # a read of that message reports it; the others are delivered
-                if not exc.seq:
-                    return []
-                state.next_seq = exc.seq + 1
-                self.recount()
-                self._writer.mark()
+        """The next messages; none, if the very next one is damaged: a consumer stops in front of it."""
+        state, self.stopped_at = self.state, 0
+        try:
+            while state.skips is not None and not state.skips.done:
+                if found := state.skips.next(self._log, limit):
+                    return found
+                self._leave_skips()
+            return self.filters.scan(self._log, state.next_seq, limit=limit, max_bytes=CHUNK_BYTES)
+        except CorruptRecordError as exc:
+            self.stopped_at = max(exc.seq, state.next_seq)
+            return []
 
     def found_nothing(self) -> None:
         """`left` says that there are more messages, and the log has none: count again."""
-        if not self.state.queue:
+        if not self.state.queue and not self.stopped_at:
             self.state.next_seq = max(self.state.next_seq, self._log.committed.last_seq + 1)
             self.recount()
 

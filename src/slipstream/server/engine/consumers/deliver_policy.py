@@ -27,13 +27,15 @@ class SkipList:
         return self._at >= len(self._seqs)
 
     def next(self, log: StreamLog, limit: int) -> list[Record]:
-        """The next of them, without those that were removed or are damaged."""
+        """The next of them, without those that were removed, up to a damaged one. Raises if it would be the first."""
         found: list[Record] = []
         for seq in self._seqs[self._at : self._at + limit]:
             try:
                 record = log.get(seq)
             except CorruptRecordError:
-                record = None
+                if not found:
+                    raise
+                return found
             if record is not None:
                 found.append(record)
         if not found:
@@ -70,18 +72,18 @@ class SkipList:
 
 
 def exists(log: StreamLog, seq: int) -> bool:
-    """Whether a message is in the stream, and sound."""
+    """Whether a message is in the stream, even if it is damaged."""
     try:
         return log.get(seq) is not None
     except CorruptRecordError:
-        return False
+        return True
 
 
 def _is_wanted(log: StreamLog, seq: int, filters: Filters) -> bool:
     try:
         record = log.get(seq)
     except CorruptRecordError:
-        return False
+        return True
     return record is not None and filters.covers(record.subject)
 
 

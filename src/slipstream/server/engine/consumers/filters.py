@@ -94,10 +94,11 @@ class Filters:
         while True:
             try:
                 records = log.scan("", seq, limit=PIECE)
-            except CorruptRecordError as exc:  # it is never delivered
+            except CorruptRecordError as exc:  # its subject is not known: a consumer may have to stop in front of it
                 if not exc.seq:
                     return total
-                seq = exc.seq + 1
+                total += 1
+                seq = max(seq, exc.seq) + 1
                 continue
             if not records:
                 return total

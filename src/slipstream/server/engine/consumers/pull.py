@@ -159,9 +159,11 @@ class PullDelivery:
         kept: list[Request] = []
         for request in self._queue:
             if request.expires and request.expires <= now:
-                self._services.router.send(request.reply, request.ended(408, "Request Timeout"), b"")
+                reason = (500, "Message Corrupt") if self._cursor.stopped_at else (408, "Request Timeout")
+                self._services.router.send(request.reply, request.ended(*reason), b"")
             elif at_end and request.ends_here:
-                self._services.router.send(request.reply, NO_MESSAGES, b"")
+                end = request.ended(500, "Message Corrupt") if self._cursor.stopped_at else NO_MESSAGES
+                self._services.router.send(request.reply, end, b"")
             elif self._services.router.interest(request.reply)[0]:
                 if request.beat and request.beat <= now:
                     self._services.router.send(request.reply, self._heartbeat(), b"")
@@ -217,7 +219,7 @@ class PullDelivery:
             return Progress.DONE
         if not found and not self._acks.full:
             self._cursor.found_nothing()
-            if self._cursor.at_end:
+            if self._cursor.at_end or self._cursor.stopped_at:
                 self._review(now, at_end=True)
             return Progress.DONE
         if self._acks.full and not self._state.queue:

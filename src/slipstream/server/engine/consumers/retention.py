@@ -61,8 +61,8 @@ class InterestRetention:
                 return cursor.needs(seq, "")
         try:
             record = self._stream.log.get(seq)
-        except CorruptRecordError:
-            return False
+        except CorruptRecordError:  # for whom it is cannot be read
+            return True
         return record is not None and any(cursor.needs(seq, record.subject) for cursor in self._cursors.values())
 
     def offered(self, seq: int, subject: str) -> None:
@@ -96,7 +96,7 @@ class InterestRetention:
         try:
             record = self._stream.log.get(seq) if behind else None
         except CorruptRecordError:
-            return False
+            return True
         return record is not None and any(taker.covers(record.subject) for taker in behind)
 
     def remove_taken(self) -> None:

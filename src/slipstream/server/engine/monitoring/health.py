@@ -15,6 +15,7 @@ class Health(NamedTuple):
 
     problems: tuple[str, ...] = ()
     damaged: tuple[tuple[str, int], ...] = ()  # stream (prefixed with its account) and sequence
+    missing: tuple[tuple[str, int, int, int], ...] = ()  # stream, first and last sequence of a range, how many there
 
     @property
     def ok(self) -> bool:
@@ -25,11 +26,18 @@ def examine(journals: Sequence[Journal]) -> Health:
     """Problems in words; empty if there are none."""
     problems = [f"the last changes could not be stored: {each.failure}" for each in journals if each.failure]
     damaged = [found for each in journals for found in each.store.damaged()]
+    losses = [loss for each in journals for loss in each.store.losses()]
     records = sum(each.store.corrupt_records for each in journals)
     if damaged:
         named = ", ".join(f"{seq} of {stream!r}" for stream, seq in damaged[:MAX_NAMED])
         more = f" and {len(damaged) - MAX_NAMED} more" if len(damaged) > MAX_NAMED else ""
         problems.append(f"damaged messages: {named}{more}")
-    elif records:
+    if losses:
+        named = ", ".join(
+            f"{count or 'some'} of {low} to {high} of {stream!r}" for stream, low, high, count in losses[:MAX_NAMED]
+        )
+        more = f" and {len(losses) - MAX_NAMED} more ranges" if len(losses) > MAX_NAMED else ""
+        problems.append(f"missing messages: {named}{more}")
+    if records and not damaged and not losses:
         problems.append(f"records that do not match their checksums were read {records} times")
-    return Health(tuple(problems), tuple(damaged))
+    return Health(tuple(problems), tuple(damaged), tuple(losses))

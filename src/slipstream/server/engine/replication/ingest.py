@@ -24,7 +24,7 @@ from slipstream.errors import (
 from slipstream.server.engine.api.ids import short_hash
 from slipstream.server.engine.jobs import Progress
 from slipstream.server.engine.ports import Record
-from slipstream.server.engine.reads.frozen_log import LogView, damaged_at
+from slipstream.server.engine.reads.frozen_log import LogView
 from slipstream.server.engine.services import Services
 from slipstream.wire import SubjectMapping, SubjectSet
 
@@ -144,9 +144,6 @@ class Ingest:
     def reading(self, upstream: Stream) -> None:
         """The next chunk is of an upstream in the same account, as it is now."""
 
-    def damaged(self) -> None:
-        """A message of the upstream cannot be read, and is left out."""
-
     def meet(self, created: int, config: StreamConfig) -> None:
         """When the upstream was created, and how it is configured, before anything is read from it."""
 
@@ -230,11 +227,10 @@ class Ingest:
         self.reading(upstream)
         try:
             records = log.scan(self._pattern, self.next_seq, limit=CHUNK, max_bytes=CHUNK_BYTES)
-        except CorruptRecordError as exc:  # reads of the upstream report it; here it is a gap
-            records, up_to = [], damaged_at(exc, log, self.next_seq)
-            self.damaged()
-        else:
-            up_to = records[-1].seq if records else last
+        except CorruptRecordError as exc:  # in front of it, until it is removed upstream
+            self._error, self._busy = ErrorCode.STREAM_GENERAL.error(err=exc), False
+            return Progress.DONE, 0
+        up_to = records[-1].seq if records else last
         before = self.next_seq
         self._busy = self._take(records, up_to, last) and self.next_seq <= last
         if self._busy and self.next_seq == before:

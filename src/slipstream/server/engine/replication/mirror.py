@@ -185,9 +185,6 @@ class Mirror(Ingest):
         self._horizon, self._sweep = horizon_of(upstream), upstream.last_sweep
         self._messages = upstream.log.committed.messages
 
-    def damaged(self) -> None:
-        self._learn(is_whole=False)
-
     @property
     def needs_position(self) -> bool:
         return self.fidelity.gap_until == UNKNOWN and not self.fidelity.is_mixed

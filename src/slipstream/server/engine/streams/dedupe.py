@@ -68,8 +68,11 @@ class DuplicateWindow:
         while seq <= last:
             try:
                 records = log.scan("", seq, limit=limit)
-            except CorruptRecordError:  # halve the chunk until the damaged record is alone; its id is lost with it
-                seq, limit = (seq, limit // 2) if limit > 1 else (seq + 1, _CHUNK)
+            except CorruptRecordError as exc:  # its id is lost with it: published again, it is stored again
+                if exc.seq:
+                    seq = max(seq, exc.seq) + 1
+                else:  # halve the chunk until the damaged record is alone
+                    seq, limit = (seq, limit // 2) if limit > 1 else (seq + 1, _CHUNK)
                 continue
             for record in records:
                 self._add_record(record)

@@ -274,6 +274,17 @@ class Stream:
         if self._by_interest:
             self.consumers.retention.offered(seq, subject)
 
+    def _find_duplicate(self, msg_id: str, now: int) -> int:
+        """The sequence of an earlier message with that id; 0 if there is none, or if it is damaged: then the publisher,
+        who has its content, mends the loss."""
+        seq = self.duplicates.find(msg_id, now)
+        if seq:
+            try:
+                self.log.peek(seq)
+            except CorruptRecordError:
+                return 0
+        return seq
+
     def take_in(self, subject: str, header: bytes, payload: bytes, now: int) -> None:
         """Store a message of a source, unless it is a duplicate. Raises ApiError if it is rejected."""
         now = self._stamp(now)
@@ -281,7 +292,7 @@ class Stream:
         if config.sealed:
             raise ErrorCode.STREAM_SEALED.error()
         wanted = parse_publish_headers(header) if header else NO_HEADERS
-        if wanted.msg_id and self.duplicates.find(wanted.msg_id, now):
+        if wanted.msg_id and self._find_duplicate(wanted.msg_id, now):
             return
         total: Total | None = None
         if config.allow_msg_counter:
@@ -374,7 +385,7 @@ class Stream:
             ):
                 header, wanted = schedules.with_rollup(header, wanted)
             publish_checks.check_origin(wanted)
-            if wanted.msg_id and (seq := self.duplicates.find(wanted.msg_id, now)):
+            if wanted.msg_id and (seq := self._find_duplicate(wanted.msg_id, now)):
                 return seq, True, None
             if wanted.last_msg_id and wanted.last_msg_id != self._last_msg_id:
                 raise ErrorCode.STREAM_WRONG_LAST_MSG_ID.error(id=self._last_msg_id)
@@ -562,14 +573,16 @@ class Stream:
         """Remove the oldest messages until the limits hold again."""
         log = self.log
         if self._per_subject and subject:
-            while log.count_of(subject) > self._per_subject:
-                log.remove(log.first_seq_of(subject))
+            try:
+                while log.count_of(subject) > self._per_subject and log.remove(log.first_seq_of(subject)):
+                    pass
+            except CorruptRecordError:  # an older message of the subject is lost or damaged: nothing newer goes for it
+                pass
         if not self._bounded:
             return
         state = log.state
         if state.messages > self._max_msgs + 1:
             log.purge(keep=self._max_msgs)
             state = log.state
-        while state.messages > self._max_msgs or state.bytes > self._max_bytes:
-            log.remove(state.first_seq)
+        while (state.messages > self._max_msgs or state.bytes > self._max_bytes) and log.remove(state.first_seq):
             state = log.state

@@ -12,20 +12,43 @@ import stat
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import starmap
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import lmdb
 
-from slipstream.errors import StoreError
+from slipstream.errors import CorruptRecordError, StoreError
+from slipstream.server.store.lmdb.pages import Damage, PageFile
+from slipstream.server.store.lmdb.records import STAMP as STAMP_RECORD
+from slipstream.server.store.lmdb.records import CorruptMessageError, body_of, seal, weight
 from slipstream.server.store.lmdb.segments import Base
+
+if TYPE_CHECKING:
+    from lmdb import _Database as Table  # the binding's stubs have no public name for it
 
 # Kinds of keys in the control table; each is followed by the stream's id and, for some, a number.
 META, STREAM, STATE, SEGMENT, INDEXED, JOURNAL, RETIRED, KEPT = b"m", b"s", b"t", b"g", b"x", b"j", b"d", b"k"
+STAMP = b"z"  # of the last commit
+
+_MASK = (1 << 64) - 1
 
 MAX_REPORTED = 10_000
 FULL = 1024 * 1024  # bytes left on a disk that counts as full
 MAX_PINS = 128  # snapshots of earlier moments that are read at the same time
+
+# The walk over all pages before LMDB opens them takes some seconds per gigabyte: in larger files only their beginning
+# and their size are looked at, and after a crash in still larger ones.
+MAX_CHECKED = 1 << 30
+MAX_CHECKED_AFTER_CRASH = 8 << 30
+
+
+def damaged_store(path: Path, what: object) -> str:
+    """The words for a store that cannot be opened."""
+    return (
+        f"the store in {path} is damaged: {what}. `slipstream server check {path}` lists what is lost, "
+        f"`slipstream server salvage {path} NEW` copies the rest to a new directory"
+    )
 
 
 def control_key(kind: bytes, sid: int, number: int | None = None) -> bytes:
@@ -101,6 +124,23 @@ class Pin:
             self._env.unpin(self)
 
 
+class Tally:
+    """What the values of three tables add up to: the sums by which an older page is told from the one that was written.
+    Every change of those tables is made by the environment, which keeps the sums of the transaction under way."""
+
+    __slots__ = ("control", "expiries", "subjects")
+
+    def __init__(self, control: int = 0, subjects: int = 0, expiries: int = 0) -> None:
+        self.control = control
+        self.subjects = subjects
+        self.expiries = expiries
+
+    def stamp(self, transaction: int) -> bytes:
+        return seal(
+            STAMP, STAMP_RECORD.pack(transaction, self.control & _MASK, self.subjects & _MASK, self.expiries & _MASK)
+        )
+
+
 class Environment:
     """The open environment. `read` is the snapshot of the last finished group."""
 
@@ -114,6 +154,7 @@ class Environment:
             raise StoreError(f"the directory of the store, {self.path}, cannot be used: {exc}") from exc
         self.pid = os.getpid()
         try:
+            self.found = self._check_pages()
             with translated("opening the store", self.path):
                 self._open(map_size)
         except BaseException:
@@ -133,11 +174,12 @@ class Environment:
             metasync=True,
             sync=True,
         )
-        self.messages = self.handle.open_db(b"messages")  # stream id, sequence -> message
-        self.index = self.handle.open_db(b"index")  # stream id, segment, subject -> offsets
-        self.subjects = self.handle.open_db(b"subjects")  # stream id, subject -> row
-        self.control = self.handle.open_db(b"control")
-        self.expiries = self.handle.open_db(b"expiries")  # stream id, moment, sequence -> nothing
+        with self.handle.begin(write=True) as made:  # all of them or none
+            self.messages = self.handle.open_db(b"messages", made)  # stream id, sequence -> message
+            self.index = self.handle.open_db(b"index", made)  # stream id, segment, subject -> offsets
+            self.subjects = self.handle.open_db(b"subjects", made)  # stream id, subject -> row
+            self.control = self.handle.open_db(b"control", made)
+            self.expiries = self.handle.open_db(b"expiries", made)  # stream id, moment, sequence -> nothing
         for directory in (self.path, self.path.parent):  # LMDB syncs its file, not the file's name
             fd = os.open(directory, os.O_RDONLY)
             try:
@@ -150,9 +192,31 @@ class Environment:
         self.transaction: lmdb.Transaction[bytes] | None = None  # of the group that is being written
         self.journal_next = 0  # number of the next journal record
         self.flushed: list[tuple[Base, list[str]]] = []  # rows that the group wrote to the table of subjects
+        self.tally = Tally()  # with the transaction under way
+        self.committed_tally = Tally()
         self.corrupt_records = 0
+        self.losses: dict[tuple[str, int, int], int] = {}  # stream, first and last sequence -> messages missing there
         self.damaged: dict[tuple[str, int], None] = {}  # messages that did not match their checksums
         self._open_for_use = True
+
+    def _check_pages(self) -> list[Damage]:
+        """Damage that LMDB survives; other damage raises, before LMDB is let near the file."""
+        path = self.path / "data.mdb"
+        try:
+            if not path.stat().st_size:
+                return []
+            with PageFile(path) as file:
+                is_small = file.size <= MAX_CHECKED or (self.was_killed and file.size <= MAX_CHECKED_AFTER_CRASH)
+                found = file.check() if is_small or file.is_cut else file.damage
+        except FileNotFoundError:
+            return []
+        except OSError as exc:
+            raise StoreError(f"{path} cannot be read: {exc}") from exc
+        for damage in found:
+            if damage.fatal:
+                more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+                raise CorruptRecordError(damaged_store(self.path, f"{damage}{more}"))
+        return found
 
     def _take_lock(self) -> int:
         """Lock the directory for this process, in a file with its pid. A link in its place, which another user may have
@@ -171,6 +235,8 @@ class Environment:
             owner = os.pread(fd, 64, 0).decode(errors="replace").strip() or "unknown"
             os.close(fd)
             raise StoreError(f"the store in {self.path} is in use by process {owner}") from None
+        # It says who has the store, and nothing after an orderly end.
+        self.was_killed = os.fstat(fd).st_size > 0
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         return fd
@@ -208,6 +274,80 @@ class Environment:
         if len(self.damaged) < MAX_REPORTED:
             self.damaged[stream, seq] = None
 
+    def unreadable(self, stream: str, seq: int, error: Exception) -> CorruptRecordError:
+        """LMDB cannot read a page that a message is on."""
+        self.report(stream, seq)
+        return CorruptMessageError(stream, seq, f"cannot be read: {error}")
+
+    def report_loss(self, stream: str, low: int, high: int, count: int) -> None:
+        """Messages that must exist between two sequences do not."""
+        if self.losses.get((stream, low, high)) != count:
+            self.corrupt_records += 1
+            if len(self.losses) < MAX_REPORTED:
+                self.losses[stream, low, high] = count
+
+    def forget_loss(self, stream: str, low: int, high: int) -> None:
+        """What was missing between two sequences is not part of the stream any more."""
+        for key in [key for key in self.losses if key[0] == stream and low <= key[1] and key[2] <= high]:
+            del self.losses[key]
+
+    # Control records, rows and expiries: every change of these tables is counted.
+
+    def put_control(self, key: bytes, value: bytes) -> None:
+        old = self.write.get(key, db=self.control)
+        self.tally.control += weight(key, value) - (weight(key, old) if old is not None else 0)
+        self.write.put(key, value, db=self.control)
+
+    def delete_control(self, key: bytes) -> None:
+        old = self.write.get(key, db=self.control)
+        if old is not None:
+            self.tally.control -= weight(key, old)
+            self.write.delete(key, db=self.control)
+
+    def put_moment(self, key: bytes) -> None:
+        if self.write.put(key, b"", db=self.expiries, overwrite=False):
+            self.tally.expiries += weight(key, b"")
+
+    def delete_moment(self, key: bytes) -> None:
+        if self.write.delete(key, db=self.expiries):
+            self.tally.expiries -= weight(key, b"")
+
+    def forget(self, table: Table, key: bytes, value: bytes) -> None:
+        """An entry is about to be deleted through a cursor."""
+        if table is self.control:
+            self.tally.control -= weight(key, value)
+        elif table is self.subjects:
+            self.tally.subjects -= weight(key, value)
+        elif table is self.expiries:
+            self.tally.expiries -= weight(key, b"")
+
+    def put_stamp(self) -> None:
+        """Sign the transaction: by its number an older page is found that has the signature, by the sums any other."""
+        self.write.put(STAMP, self.tally.stamp(self.write.id()), db=self.control)
+
+    def check_stamp(self) -> None:
+        """Compare the tables with the stamp of the last commit. Raises CorruptRecordError."""
+        stamped = self.read.get(STAMP, db=self.control)
+        if stamped is None:
+            raise CorruptRecordError("the stamp of the last commit is missing")
+        number, *sums = STAMP_RECORD.unpack(body_of(STAMP, stamped, "the stamp of the last commit"))
+        if number != self.last_transaction:
+            raise CorruptRecordError(f"the last commit was {self.last_transaction}, and its records are of {number}")
+        found = [self._sum(table) for table in (self.control, self.subjects, self.expiries)]
+        found[0] -= weight(STAMP, stamped)
+        for what, wanted, got in zip(("streams", "subjects", "expiries"), sums, found, strict=True):
+            if wanted != got & _MASK:
+                raise CorruptRecordError(f"the records of {what} are not those of the last commit")
+        self.tally, self.committed_tally = Tally(*sums), Tally(*sums)
+
+    def _sum(self, table: Table) -> int:
+        with self.read.cursor(db=table) as cursor:
+            return sum(starmap(weight, cursor.iternext()))
+
+    def adopt_sums(self) -> None:
+        """Take the tables as they are, in the transaction under way: those of a store that had no stamp yet."""
+        self.tally = Tally(*(self._sum(table) for table in (self.control, self.subjects, self.expiries)))
+
     def check_owner(self) -> None:
         if os.getpid() != self.pid:
             raise StoreError(f"the store was opened by process {self.pid}; process {os.getpid()} cannot use it")
@@ -237,9 +377,26 @@ class Environment:
         """Whether there must not be a snapshot of one more moment."""
         return len(self._pins) >= MAX_PINS and self.epoch not in self._pins
 
+    @contextmanager
+    def raw_cursor(self, read: lmdb.Transaction[bytes]) -> Iterator[lmdb.Cursor[bytes]]:
+        """A cursor over the messages of a snapshot. It copies no values, unless another group was committed since: of a
+        large message whose checksum is looked at, only the last page is read."""
+        raw = self.handle.begin(db=self.messages, buffers=True)
+        try:
+            if raw.id() != read.id():
+                with read.cursor(db=self.messages) as cursor:
+                    yield cursor
+            else:
+                with raw.cursor() as cursor:
+                    yield cursor  # type: ignore[misc]
+        finally:
+            raw.abort()
+
     def begin(self) -> None:
         """Begin the transaction of a group."""
         self.transaction = self.handle.begin(write=True)
+        known = self.committed_tally
+        self.tally = Tally(known.control, known.subjects, known.expiries)
 
     @property
     def last_transaction(self) -> int:
@@ -254,8 +411,12 @@ class Environment:
         for pin in self._pins.values():
             pin.read.abort()
         self._pins.clear()
+        _environments.discard(
+            self
+        )  # a child of a later fork must not close a descriptor that is another file's by then
         self.read.abort()
         self.handle.close()
+        os.ftruncate(self._lock, 0)
         os.close(self._lock)
 
 

@@ -13,7 +13,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from slipstream.server.store.lmdb.env import INDEXED, JOURNAL, KEPT, RETIRED, SEGMENT, Environment, control_key
-from slipstream.server.store.lmdb.records import pack_entry, pack_row, seal, subject_key
+from slipstream.server.store.lmdb.records import INDEXED as INDEXED_RECORD
+from slipstream.server.store.lmdb.records import pack_entry, pack_row, seal, weight
 from slipstream.server.store.lmdb.segments import Base, Delta
 from slipstream.server.store.lmdb.view import read_tail
 
@@ -61,9 +62,12 @@ def clear(env: Environment, db: Table, prefix: bytes, end: bytes = b"") -> Itera
         with env.write.cursor(db=db) as cursor:
             found = cursor.set_range(prefix)
             while found and count < env.step:
-                key = cursor.key()  # empty behind the last one
-                found = key.startswith(prefix) and not (end and key >= end) and cursor.delete()
-                count += found
+                key, value = cursor.item()  # empty behind the last one
+                found = key.startswith(prefix) and not (end and key >= end)
+                if found:
+                    env.forget(db, key, value)
+                    found = cursor.delete()
+                    count += 1
         if count:
             yield count
 
@@ -96,13 +100,19 @@ class FlushJob:
 
     def _write(self, env: Environment, prefix: bytes, part: list[str]) -> None:
         rows, newer = self._base.dirty, self._log.sealed.sealed_rows if self._log.sealed is not None else {}
-        puts = []
+        puts, change, get, table = [], 0, env.write.get, env.subjects
         for subject in part:
             row = newer.get(subject) or rows[subject]
+            key, value = pack_row(prefix, subject, row)
+            old = get(key, db=table)
+            if old is not None:
+                change -= weight(key, old)
             if row[0]:
-                puts.append(pack_row(prefix, subject, row))
-            else:
-                env.write.delete(prefix + subject_key(subject), db=env.subjects)
+                puts.append((key, value))
+                change += weight(key, value)
+            elif old is not None:
+                env.write.delete(key, db=table)
+        env.tally.subjects += change
         with env.write.cursor(db=env.subjects) as cursor:
             cursor.putmulti(puts)
         env.flushed.append((self._base, part))
@@ -119,7 +129,7 @@ class SealJob:
     def __init__(self, base: Base, number: int) -> None:
         self._base = base
         self._number = number
-        self._named = 0
+        self._named = self._sum = 0
         base.sealing.add(number)
 
     def steps(self, env: Environment) -> Iterator[int]:
@@ -137,12 +147,14 @@ class SealJob:
                 seqs = part.get(subject)
                 if seqs:
                     self._named += len(seqs)
-                    puts.append(pack_entry(prefix, subject, [seq - start for seq in seqs]))
+                    entry = pack_entry(prefix, subject, [seq - start for seq in seqs])
+                    self._sum += weight(*entry)
+                    puts.append(entry)
             with env.write.cursor(db=env.index) as cursor:
                 cursor.putmulti(puts)
             yield len(puts)
         key = control_key(INDEXED, base.sid, number)
-        env.write.put(key, seal(key, self._named.to_bytes(8, "little")), db=env.control)
+        env.put_control(key, seal(key, INDEXED_RECORD.pack(self._named, self._sum)))
 
     def settle(self) -> None:
         base, number = self._base, self._number
@@ -164,7 +176,7 @@ class DropJob:
     def steps(self, env: Environment) -> Iterator[int]:
         sid = self._base.sid
         yield from clear(env, env.index, sid.to_bytes(4, "big") + self._number.to_bytes(8, "big"))
-        env.write.delete(control_key(INDEXED, sid, self._number), db=env.control)
+        env.delete_control(control_key(INDEXED, sid, self._number))
 
     def settle(self) -> None:
         self._base.dropping.discard(self._number)
@@ -185,7 +197,7 @@ class CleanupJob:
             yield from clear(env, db, prefix)
         for kind in (SEGMENT, INDEXED, JOURNAL, KEPT):
             yield from clear(env, env.control, control_key(kind, self._sid))
-        env.write.delete(control_key(RETIRED, self._sid), db=env.control)
+        env.delete_control(control_key(RETIRED, self._sid))
 
     def settle(self) -> None:
         self._retired.discard(self._sid)

@@ -8,6 +8,7 @@ job.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from heapq import merge
 from zlib import crc32
 
@@ -17,9 +18,11 @@ from slipstream.server.store.change_log import ChangeLog
 from slipstream.server.store.lmdb.env import Environment
 from slipstream.server.store.lmdb.expiry import moment_key, moment_of, moments, take
 from slipstream.server.store.lmdb.jobs import Job
+from slipstream.server.store.lmdb.proof import blocks_with
+from slipstream.server.store.lmdb.proof import count as count_block
 from slipstream.server.store.lmdb.reader import LogReader
-from slipstream.server.store.lmdb.records import HEAD, MESSAGE_KEY, Stored, inspect
-from slipstream.server.store.lmdb.segments import Base, Delta, MutableRow, Segment, Tuning
+from slipstream.server.store.lmdb.records import HEAD, MESSAGE_KEY, CorruptMessageError, Stored, inspect
+from slipstream.server.store.lmdb.segments import COUNTED, Base, Delta, MutableRow, Segment, Tuning, share
 from slipstream.server.store.lmdb.snapshot import LmdbSnapshot
 from slipstream.server.store.lmdb.view import View, stored_row
 
@@ -96,7 +99,9 @@ class LmdbLog(LogReader):
         self._subjects = base.state.subjects
         self._swept = base.swept
         self._roll_at = 0  # the sequence that begins the next segment; 0: none is current
-        self._segment = Segment()
+        self._segment = base.new_segment()
+        self._segment_start = 0
+        self._block = base.block
 
     @property
     def state(self) -> LogState:
@@ -126,7 +131,8 @@ class LmdbLog(LogReader):
         if seq >= self._roll_at:  # also as a group's first message: its segment is not known yet
             self._roll(delta, seq)
         size = len(body) + (18 if header else 14)
-        delta.messages[key] = body + crc32(body, crc32(key)).to_bytes(4, "little")
+        crc = crc32(body, crc32(key))
+        delta.messages[key] = body + crc.to_bytes(4, "little")
         if header and (moment := expires_at(time, header)):
             delta.moments[moment_key(self._sid, moment, seq)] = True
         if not row.count:
@@ -138,6 +144,7 @@ class LmdbLog(LogReader):
         segment = self._segment
         segment.count += 1
         segment.bytes += size
+        segment.sums[(seq - self._segment_start) // self._block] += COUNTED + ((crc ^ seq) & 0xFFFFFFFF)  # `share`
         if not self._messages:
             self._first_seq, self._first_time = seq, time
         self._messages += 1
@@ -167,9 +174,11 @@ class LmdbLog(LogReader):
         view = self._writer()
         value = view.value(seq)
         if value is None:
-            return False
-        self.touch()
-        self._take(seq, value)
+            if not self._remove_lost(view, seq):
+                return False
+        else:
+            self.touch()
+            self._take(seq, value)
         if seq == self._first_seq:
             self._find_first()
         return True
@@ -206,6 +215,12 @@ class LmdbLog(LogReader):
         return next((moment for moment, _ in moments(self._env, view.base.sid, view.deltas)), 0)
 
     def last_seq_of(self, subject: str) -> int:
+        try:
+            return self._find_last(subject)
+        except CorruptMessageError as exc:  # which one it is is known; reading it raises
+            return exc.seq
+
+    def _find_last(self, subject: str) -> int:
         view = self._writer()
         if not has_wildcard(subject):
             return view.last_of(subject)
@@ -232,8 +247,12 @@ class LmdbLog(LogReader):
     def peek(self, seq: int) -> Record | None:
         if not self._first_seq <= seq <= self._last_seq:
             return None
-        value = self._writer().value(seq)
-        return None if value is None else self._decode(seq, _key(self._sid, seq), value)
+        view = self._writer()
+        value = view.value(seq)
+        if value is None:
+            view.has(seq)  # raises if it was lost
+            return None
+        return self._decode(seq, _key(self._sid, seq), value)
 
     # Beside the messages.
 
@@ -285,7 +304,7 @@ class LmdbLog(LogReader):
             base = self._base
             for i, delta in enumerate(deltas):
                 if delta.fresh:  # the log moved to a new id: nothing older is part of it
-                    deltas, base = deltas[i:], Base(delta.sid, base.size)
+                    deltas, base = deltas[i:], Base(delta.sid, base.size, self.name)
             view = self._write_view = View(self._env, base, deltas, self._swept, self._first_seq)
         view.swept, view.first = self._swept, self._first_seq
         return view
@@ -312,7 +331,7 @@ class LmdbLog(LogReader):
                 known = older.segments.get(number) if older is not None else None
                 if known is None and not (older is not None and older.fresh):
                     known = self._base.segments.get(number)
-            segment = Segment(known.count, known.bytes) if known is not None else Segment()
+            segment = Segment(known.count, known.bytes, known.sums) if known is not None else self._base.new_segment()
             delta.segments[number] = segment
         return segment
 
@@ -323,6 +342,7 @@ class LmdbLog(LogReader):
             delta.close_segment()
         delta.current = number
         self._segment = self._own_segment(delta, number)
+        self._segment_start = number * self._base.size
         self._roll_at = (number + 1) * self._base.size
 
     def _take(self, seq: int, value: bytes) -> None:
@@ -336,6 +356,10 @@ class LmdbLog(LogReader):
         self._bytes -= min(stored.size, self._bytes)
         segment.count -= 1
         segment.bytes -= min(stored.size, segment.bytes)
+        block = seq % self._base.size // self._block
+        segment.sums[block] -= share(seq, value)
+        if not stored.sound:
+            self._settle_block(self._writer(), seq // self._block)
 
     def _unlink(self, delta: Delta, seq: int, value: bytes) -> Stored:
         """Remove a message, and take it out of its subject's row."""
@@ -370,21 +394,107 @@ class LmdbLog(LogReader):
                 return stored._replace(subject=subject)
         return stored._replace(subject="")
 
-    def _find_first(self) -> None:
-        """Move the first sequence on to the next message."""
+    def _find_first(self, gone: int = 0) -> None:
+        """Move the first sequence on, beyond `gone` (itself, if 0), to the next message: even to one that was lost, so
+        that readers come to it and are told."""
         caught_up = self._swept == self._first_seq
         view = self._writer()
-        seq, value = self._first_seq + 1, None
+        seq, value = (gone or self._first_seq) + 1, None
         if self._messages:
             value = view.value(seq)  # mostly there is no hole
             if value is None:
-                seq = view.next_from(seq)
-                value = view.value(seq)
+                found = view.next_from(seq)
+                value = view.value(found) if found else None
+                seq = self._first_lost(view, seq, found or self._last_seq + 1) or found
         if value is not None:
             self._first_time = HEAD.unpack_from(value)[0]
-        self._first_seq = seq if value is not None else self._last_seq + 1
+        self._first_seq = seq if seq and self._messages else self._last_seq + 1
         if caught_up:
             self._swept = self._first_seq
+
+    # Messages that were lost with a page. They count as messages until someone removes them, or a limit passes over
+    # them: so no limit removes a sound message in their stead.
+
+    def _sum_of(self, block: int) -> int:
+        """What a block must add up to, as the writer sees it."""
+        number = block // self._base.per_segment
+        for delta in (self.open, self.sealed):
+            if delta is not None:
+                if (segment := delta.segments.get(number)) is not None:
+                    return segment.sums[block - number * self._base.per_segment]
+                if delta.fresh:
+                    return 0
+        return self._base.sum_of(block)
+
+    def _found_in(self, view: View, block: int, low: int = 0) -> int:
+        """What the messages of a block (from `low` on) add up to, as the writer sees them."""
+        start = block * self._block
+        items = view.items(max(start, low, self._first_seq), min(start + self._block, self._last_seq + 1))
+        return sum(share(seq, value) for seq, value in items)
+
+    def _first_lost(self, view: View, low: int, high: int) -> int:
+        """The first sequence from `low` on, where nothing is found before `high`, that may be one of a lost message; 0
+        if none was lost there."""
+        base = view.base
+        for block in blocks_with(base, low, min(high, base.state.last_seq + 1) - 1):
+            if block in base.counted or not (wanted := self._sum_of(block)):
+                continue
+            if block not in base.lost:
+                count_block(self._env, base, block)
+            if block in base.lost and wanted // COUNTED > self._found_in(view, block) // COUNTED:
+                return max(low, block * self._block)
+        return 0
+
+    def _remove_lost(self, view: View, seq: int) -> bool:
+        """Remove a message that is not found; False if none was lost there."""
+        key, block = _key(self._sid, seq), seq // self._block
+        if any(key in delta.deletes for delta in view.deltas) or self._first_lost(view, seq, seq + 1) != seq:
+            return False
+        delta = self.touch()
+        stored = self._identify(Stored(0, "", 0, False), seq)
+        row = self._own_row(delta, stored.subject)
+        if row.count:
+            row.count -= 1
+            self._subjects -= not row.count
+        delta.deletes[key] = stored.subject
+        self._drop_lost(view, block, 1)
+        if self._changes is not None:
+            self._changes.removed.append((seq, stored.subject))
+        return True
+
+    def _drop_lost(self, view: View, block: int, count: int) -> None:
+        """Take lost messages of a block out of the statistics."""
+        number = block // self._base.per_segment
+        segment = self._own_segment(self.touch(), number)
+        size = segment.bytes // segment.count * count if segment.count else 0
+        self._messages -= count
+        self._bytes -= size
+        segment.count -= count
+        segment.bytes -= size
+        segment.sums[block - number * self._base.per_segment] -= count * COUNTED
+        self._settle_block(view, block)
+
+    def _settle_block(self, view: View, block: int) -> None:
+        """The messages of a block that lacked some are as many as they should be: take their sum as it is."""
+        number = block // self._base.per_segment
+        delta = self.touch()
+        segment = self._own_segment(delta, number)
+        at, found = block - number * self._base.per_segment, self._found_in(view, block)
+        if segment.sums[at] // COUNTED == found // COUNTED:
+            segment.sums[at] = found
+            delta.settled.add(block)
+
+    def _drop_all_lost(self, view: View, low: int, high: int) -> int:
+        """All messages that were found from `low` to before `high` are removed: what still counts there was lost."""
+        total = 0
+        for block in blocks_with(view.base, low, high - 1):
+            end = (block + 1) * self._block
+            left = self._sum_of(block) // COUNTED - max(0, min(end, self._last_seq + 1) - high)
+            if left > 0:
+                self._env.report_loss(self.name, max(low, block * self._block), min(end, high) - 1, left)
+                self._drop_lost(view, block, left)
+                total += left
+        return total
 
     # Purges.
 
@@ -395,7 +505,14 @@ class LmdbLog(LogReader):
         else:
             row = view.row(pattern)
             names = [(pattern, row[2])] if row is not None and row[0] else []
-        return merge(*(view.seqs(name, self._first_seq, min(last, below - 1)) for name, last in names))
+        return merge(*(self._sound(view, name, min(last, below - 1)) for name, last in names))
+
+    def _sound(self, view: View, subject: str, high: int) -> Iterator[int]:
+        """Sequences of a subject's messages, without those that are lost or may have been removed."""
+        for seq in view.seqs(subject, self._first_seq, high, is_checked=False):
+            with suppress(CorruptMessageError):
+                if view.has(seq):
+                    yield seq
 
     def _newest(self, keep: int, below: int) -> int:
         """Where the newest `keep` messages under `below` begin."""
@@ -418,23 +535,25 @@ class LmdbLog(LogReader):
         # the messages are swept later.
         if below - self._first_seq <= self._context.tuning.slice:
             return self._purge_few(view, below)
-        first = view.next_from(below)
+        found = view.next_from(below)
+        first = self._first_lost(view, below, found or self._last_seq + 1) or found
         if not first:
             return self._purge_all(self._last_seq + 1)
         count = self._drop_segments(view, below)
-        value = view.value(first)
-        assert value is not None
-        self._first_seq, self._first_time = first, HEAD.unpack_from(value)[0]
+        value = view.value(found) if found else None
+        self._first_seq, self._first_time = first, HEAD.unpack_from(value)[0] if value is not None else self._last_time
         self._context.sweeping[self] = None
         self.sweep(self._context.tuning.slice)
         return count
 
     def _purge_few(self, view: View, below: int) -> int:
         count = 0
-        for seq, value in view.items(self._first_seq, below):
+        low = self._first_seq
+        for seq, value in view.items(low, below):
             self._take(seq, value)
             count += 1
-        self._find_first()
+        count += self._drop_all_lost(view, low, below)
+        self._find_first(below - 1)
         return count
 
     def _purge_all(self, below: int) -> int:
@@ -475,27 +594,29 @@ class LmdbLog(LogReader):
             count += segment.count
             total += segment.bytes
             segment.count = segment.bytes = 0
+            segment.sums = [0] * len(segment.sums)
         low, high = max(self._first_seq, last * size), min((last + 1) * size, self._last_seq + 1)
         segment = self._own_segment(delta, last)
-        # The segment that is cut in two: the smaller side is counted message by message.
+        # The segment that is cut in two: messages are counted by blocks, bytes on the smaller side message by message.
         if below - low <= high - below:
-            gone, gone_bytes = self._measure(view, low, below)
+            gone_bytes = min(self._measure(view, low, below), segment.bytes)
         else:
-            left, left_bytes = self._measure(view, below, high)
-            gone, gone_bytes = segment.count - left, segment.bytes - left_bytes
+            gone_bytes = max(0, segment.bytes - self._measure(view, below, high))
+        at = below % size // self._block
+        gone = sum(segment.sums[:at]) // COUNTED
+        segment.sums[:at] = [0] * at
+        for seq, value in view.items(max(low, below - below % self._block), below):
+            segment.sums[at] -= share(seq, value)
+            gone += 1
         segment.count -= gone
         segment.bytes -= gone_bytes
         self._messages -= count + gone
         self._bytes -= total + gone_bytes
         return count + gone
 
-    def _measure(self, view: View, low: int, high: int) -> tuple[int, int]:
-        """Number and bytes of the messages from `low` to before `high`."""
-        count = size = 0
-        for seq, value in view.items(low, high):
-            count += 1
-            size += inspect(_key(self._sid, seq), value).size
-        return count, size
+    def _measure(self, view: View, low: int, high: int) -> int:
+        """Bytes of the messages from `low` to before `high`."""
+        return sum(inspect(_key(self._sid, seq), value).size for seq, value in view.items(low, high))
 
     def sweep(self, limit: int) -> int:
         """Remove some of the messages that a purge left behind; returns how many."""
@@ -525,8 +646,10 @@ class LmdbLog(LogReader):
     def finish(self, delta: Delta) -> None:
         """The sealed delta was committed."""
         if delta.fresh:
-            self._base = Base(delta.sid, self._base.size)
+            self._base = Base(delta.sid, self._base.size, self.name)
         self._base.merge(delta)
+        for block in delta.settled:
+            self._env.forget_loss(self.name, block * self._block, (block + 1) * self._block - 1)
         if delta.config is not None:
             self.committed_config = delta.config
         for key, value in delta.kept.items():

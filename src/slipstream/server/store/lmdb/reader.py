@@ -1,17 +1,22 @@
 """The reader's view of a stream in LMDB: records and statistics as of the last finished group.
 
 `get`, `last` of a literal subject and `scan` are the hot path: they go to the snapshot directly. A message that does
-not match its checksum is never returned: it raises, or ends an answer that has begun.
+not match its checksum is never returned: it raises, or ends an answer that has begun. So does a message that should be
+there and is not, and one that may have been removed (`proof.py`): what a scan passes over was removed by someone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from struct import error as StructError  # noqa: N812 - the module calls it `error`
 from zlib import crc32
+
+import lmdb
 
 from slipstream.server.engine.ports import LogState, Record, has_wildcard, matcher
 from slipstream.server.store.lmdb.env import Environment
+from slipstream.server.store.lmdb.proof import DISORDER, check_absent, check_found, check_gap, check_poison
 from slipstream.server.store.lmdb.records import (
     HEAD,
     LONG,
@@ -22,7 +27,7 @@ from slipstream.server.store.lmdb.records import (
     literal_prefix,
     subject_of,
 )
-from slipstream.server.store.lmdb.segments import Base, Tuning
+from slipstream.server.store.lmdb.segments import COUNTED, Base, Tuning
 from slipstream.server.store.lmdb.view import LOOKED, View
 
 _key = MESSAGE_KEY.pack
@@ -72,8 +77,16 @@ class LogReader:
         if not base.state.first_seq <= seq <= base.state.last_seq:
             return None
         key = _key(base.sid, seq)
-        value = self._env.read.get(key)
-        return None if value is None else self._decode(seq, key, value)
+        try:
+            value = self._env.read.get(key)
+            if value is None:
+                check_absent(self._env, base, seq)
+                return None
+            if seq // base.block not in base.proved:
+                check_found(self._env, base, seq, value)
+        except lmdb.Error as exc:
+            raise self._env.unreadable(self.name, seq, exc) from exc
+        return self._decode(seq, key, value)
 
     # The newest message.
 
@@ -83,7 +96,11 @@ class LogReader:
             return None
         if pattern in ("", ">"):
             record = self.get(base.state.last_seq)
-            return record if record is not None else self.get(self._reader().prev_from(base.state.last_seq))
+            if record is None:
+                seq = self._reader().prev_from(base.state.last_seq)
+                check_gap(self._env, base, seq + 1, base.state.last_seq)
+                record = self.get(seq)
+            return record
         if has_wildcard(pattern):
             seq = self._last_match(pattern)
         else:
@@ -112,10 +129,15 @@ class LogReader:
         seq = view.prev_from(base.state.last_seq)
         if seq < base.state.first_seq:
             return 0
+        before = base.state.last_seq + 1
         for key, value in islice(view.cursor.iterprev(), 2 * self._tuning.probe):
             sid, at = _numbers(key)
             if sid != base.sid or at < base.state.first_seq:
+                check_gap(self._env, base, base.state.first_seq, before)
                 return 0
+            if at != before - 1:
+                check_gap(self._env, base, at + 1, before)
+            before = at
             if fits(subject_of(value)):
                 return int(at)
         return None
@@ -125,9 +147,9 @@ class LogReader:
         found: set[int] = set()
         for pattern in patterns:
             if pattern in ("", ">") or has_wildcard(pattern):
-                seqs: Iterator[int] = (view.last_in(subject, row, up_to) for subject, row in view.rows(pattern))
+                seqs: Iterator[int] = (or_damaged(view.last_in, s, row, up_to) for s, row in view.rows(pattern))
             else:
-                seqs = iter((view.last_of(pattern, up_to),))
+                seqs = iter((or_damaged(view.last_of, pattern, up_to),))
             for seq in seqs:
                 if seq:
                     found.add(seq)
@@ -192,51 +214,90 @@ class LogReader:
         """Messages that match, and where to go on; `bounded`: only so many are looked at."""
         found: list[Record] = []
         size = 0
-        for item in self._matches(pattern, seq) if has_wildcard(pattern) else self._of_subject(pattern, seq):
-            if isinstance(item, int):
-                if bounded:
-                    return found, item
-                continue
-            at, key, value = item
-            try:
+        at = seq
+        try:
+            for item in self._matches(pattern, seq) if has_wildcard(pattern) else self._of_subject(pattern, seq):
+                if isinstance(item, int):
+                    if bounded:
+                        return found, item
+                    continue
+                at, key, value = item
                 record = self._decode(at, key, value)
-            except CorruptMessageError:
-                if found:
+                size += len(record.header) + len(record.payload)
+                if max_bytes and size > max_bytes and found:
                     return found, at
-                raise
-            size += len(record.header) + len(record.payload)
-            if max_bytes and size > max_bytes and found:
-                return found, at
-            found.append(record)
-            if len(found) == limit:
+                found.append(record)
+                if len(found) == limit:
+                    return found, at + 1
+        except CorruptMessageError as exc:
+            if found:
+                return found, exc.seq
+            raise
+        except (lmdb.Error, StructError) as exc:
+            if found:
                 return found, at + 1
+            raise self._env.unreadable(self.name, seq, exc) from exc
         return found, self._base.state.last_seq + 1
 
     def _scan_all(self, seq: int, limit: int, max_bytes: int) -> list[Record]:
         base, env = self._base, self._env
         found: list[Record] = []
         append, size, end = found.append, 0, _key(base.sid, base.state.last_seq)
-        with env.read.cursor() as cursor:
-            if not cursor.set_range(_key(base.sid, seq)):
-                return found
-            for key, value in islice(cursor.iternext(), limit):
-                if key > end:
-                    break
-                seq = _numbers(key)[1]
-                if crc32(value, crc32(key)) != RESIDUE:
-                    env.report(self.name, seq)
-                    if found:
-                        break
-                    raise CorruptMessageError(self.name, seq)
-                time, subject, header = _head(value)
-                subject += 16
-                if max_bytes:
-                    size += len(value) - subject - 4
-                    if size > max_bytes and found:
-                        break
-                header += subject
-                append(_new(Record, (seq, time, value[16:subject].decode(), value[subject:header], value[header:-4])))
+        proved = seq  # messages before it may be served
+        try:
+            with env.read.cursor() as cursor:
+                if cursor.set_range(_key(base.sid, seq)):
+                    for key, value in islice(cursor.iternext(), limit):
+                        if key > end:
+                            break
+                        sid, at = _numbers(key)
+                        if at != seq or sid != base.sid:
+                            seq = self._step(sid, seq, at)
+                        if seq >= proved:
+                            proved = self._prove(seq, value)
+                        if crc32(value, crc32(key)) != RESIDUE:
+                            env.report(self.name, seq)
+                            raise CorruptMessageError(self.name, seq)
+                        time, subject, header = _head(value)
+                        subject += 16
+                        if max_bytes:
+                            size += len(value) - subject - 4
+                            if size > max_bytes and found:
+                                return found
+                        header += subject
+                        append(
+                            _new(
+                                Record, (seq, time, value[16:subject].decode(), value[subject:header], value[header:-4])
+                            )
+                        )
+                        seq += 1
+            if len(found) < limit:
+                check_gap(env, base, seq, base.state.last_seq + 1)
+        except CorruptMessageError:
+            if not found:
+                raise
+        except (lmdb.Error, StructError) as exc:
+            if not found:
+                raise env.unreadable(self.name, seq, exc) from exc
         return found
+
+    def _step(self, sid: int, seq: int, at: int) -> int:
+        """A scan expected `seq` and came to `at`: nothing between them may be missing."""
+        if sid != self._base.sid or at < seq:
+            self._env.report(self.name, seq)
+            raise CorruptMessageError(self.name, seq, DISORDER)
+        check_gap(self._env, self._base, seq, at)
+        return at
+
+    def _prove(self, seq: int, value: bytes) -> int:
+        """The sequence up to which messages may be served without looking further; raises if `seq` may not."""
+        base = self._base
+        block = seq // base.block
+        if block not in base.proved:
+            check_found(self._env, base, seq, value)
+            if block not in base.proved:
+                return seq + 1
+        return (block + 1) * base.block
 
     def _of_subject(self, subject: str, seq: int) -> Iterator[tuple[int, bytes, bytes] | int]:
         """Messages of one subject from `seq` on, undecoded; between them, after every `LOOKED` hints, the sequence up
@@ -252,13 +313,25 @@ class LogReader:
             for at in view.entry(number, subject):
                 if at >= seq:
                     key = _key(sid, at)
-                    value = get(key)
+                    value = self._check(at, get(key))
                     if value is not None:
                         yield at, key, value
                     looked += 1
                     if looked >= LOOKED:
                         looked = 0
                         yield at + 1
+
+    def _check(self, seq: int, value: bytes | None) -> bytes | None:
+        """A message that the index names, if it exists; raises if it was lost, or is not certain to be alive."""
+        base = self._base
+        if base.poison:
+            check_poison(base, seq)
+        if value is None:
+            if seq >= base.state.first_seq:
+                check_absent(self._env, base, seq)
+        elif seq // base.block not in base.proved:
+            check_found(self._env, base, seq, value)
+        return value
 
     def _matches(self, pattern: str, seq: int) -> Iterator[tuple[int, bytes, bytes] | int]:
         """Messages from `seq` on that match a filter with wildcards, undecoded. One after the other while many of them
@@ -270,26 +343,29 @@ class LogReader:
         cursor = view.cursor
         hits = seen = windows = 0
         probe = self._tuning.probe
-        if not cursor.set_range(_key(base.sid, seq)):
-            return
-        for key, value in cursor.iternext():
+        proved = seq
+        for key, value in cursor.iternext() if cursor.set_range(_key(base.sid, seq)) else ():
             if key > end:
-                return
-            seq = _numbers(key)[1]
+                break
+            sid, at = _numbers(key)
+            if at != seq or sid != base.sid:
+                seq = self._step(sid, seq, at)
+            if seq >= proved:
+                proved = self._prove(seq, value)
             if not is_sound(key, value) or fits(subject_of(value)):
                 hits += 1
                 yield seq, key, value
+            seq += 1
             seen += 1
             if seen == probe:
                 if hits * 8 < seen:
-                    break
+                    yield from self._by_index(view, pattern, seq)
+                    return
                 hits = seen = 0
                 windows += 1
                 if not windows % WINDOWS:
-                    yield seq + 1
-        else:
-            return
-        yield from self._by_index(view, pattern, seq + 1)
+                    yield seq
+        check_gap(self._env, base, seq, base.state.last_seq + 1)
 
     def _by_index(self, view: View, pattern: str, seq: int) -> Iterator[tuple[int, bytes, bytes] | int]:
         sid, get, size = self._base.sid, self._env.read.get, self._base.size
@@ -297,7 +373,7 @@ class LogReader:
             found = sorted(at for _, seqs in view.entries(number, pattern) for at in seqs if at >= seq)
             for looked, at in enumerate(found, 1):
                 key = _key(sid, at)
-                value = get(key)
+                value = self._check(at, get(key))
                 if value is not None:
                     yield at, key, value
                 if not looked % LOOKED:
@@ -312,16 +388,25 @@ class LogReader:
         if seq > base.state.last_seq or not base.state.messages:
             return 0, base.state.last_seq + 1
         end = _key(base.sid, base.state.last_seq)
-        with self._env.read.cursor() as cursor:
-            any_left = cursor.set_range(_key(base.sid, seq))
-            for key, value in islice(cursor.iternext(), self._tuning.probe) if any_left else ():
-                if key > end:
-                    break
-                seq = _numbers(key)[1]
-                if not is_sound(key, value) or fits(subject_of(value)):
-                    return seq, seq + 1
-            else:
-                return 0, seq + 1
+        try:
+            with self._env.read.cursor() as cursor:
+                seen = 0
+                any_left = cursor.set_range(_key(base.sid, seq))
+                for key, value in islice(cursor.iternext(), self._tuning.probe) if any_left else ():
+                    if key > end:
+                        break
+                    sid, at = _numbers(key)
+                    if at != seq or sid != base.sid:
+                        seq = self._step(sid, seq, at)
+                    if not is_sound(key, value) or fits(subject_of(value)):
+                        return seq, seq + 1
+                    seq += 1
+                    seen += 1
+                if seen == self._tuning.probe:
+                    return 0, seq
+            check_gap(self._env, base, seq, base.state.last_seq + 1)
+        except (lmdb.Error, StructError) as exc:
+            raise self._env.unreadable(self.name, seq, exc) from exc
         return 0, base.state.last_seq + 1
 
     def seq_steps(self, prefix: str, fits: Callable[[str], bool], seq: int) -> Iterator[int | None]:
@@ -357,18 +442,20 @@ class LogReader:
                 return 0
             if seq <= max(row[1], state.first_seq):
                 return view.count_of(pattern, row)
-            return sum(1 for _ in view.seqs(pattern, seq, row[2]))
+            return sum(1 for _ in view.seqs(pattern, seq, row[2], is_checked=False))
         if seq <= state.first_seq:
             return sum(view.count_of(subject, row) for subject, row in view.rows(pattern))
         return self._count_matches(pattern, seq)
 
     def _count_all(self, seq: int) -> int:
-        """Messages from `seq` on: whole segments by their counts, the first one by looking."""
+        """Messages from `seq` on: whole segments and blocks by their counts, the first one by looking."""
         base = self._base
-        number = seq // base.size
+        number, block = seq // base.size, seq // base.block
         total = sum(segment.count for n, segment in base.segments.items() if n > number)
         if number in base.segments:
-            end = _key(base.sid, min((number + 1) * base.size - 1, base.state.last_seq))
+            behind = block - number * base.per_segment + 1
+            total += sum(base.segments[number].sums[behind:]) // COUNTED
+            end = _key(base.sid, min((block + 1) * base.block - 1, base.state.last_seq))
             cursor = self._reader().cursor
             if cursor.set_range(_key(base.sid, seq)):
                 for key in cursor.iternext(values=False):
@@ -396,7 +483,7 @@ class LogReader:
                     yield len(item[1])
                 else:
                     for at in item[1]:
-                        if at >= seq and view.has(at):
+                        if at >= seq and view.has(at, is_checked=False):
                             yield 1
                         looked += 1
                         if not looked % LOOKED:
@@ -414,7 +501,12 @@ class LogReader:
                 low = at + 1
             else:
                 high = middle
-        return view.next_from(low) or base.state.last_seq + 1
+        found = view.next_from(low) or base.state.last_seq + 1
+        try:
+            check_gap(self._env, base, low, found)
+        except CorruptMessageError as exc:  # what is missing there counts as old as what follows it
+            return exc.seq
+        return found
 
     def _time_from(self, view: View, seq: int, end: int) -> tuple[int, int]:
         """Sequence and time of the first sound message from `seq` to before `end`; zeros if there is none."""
@@ -424,3 +516,11 @@ class LogReader:
                 return seq, _head(value)[0]
             seq += 1
         return 0, 0
+
+
+def or_damaged(find: Callable[..., int], *args: object) -> int:
+    """The sequence that a lookup finds, even if it is of a damaged message: reading it raises."""
+    try:
+        return find(*args)
+    except CorruptMessageError as exc:
+        return exc.seq

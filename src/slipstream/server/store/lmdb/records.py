@@ -15,13 +15,15 @@ from zlib import crc32
 
 from slipstream.errors import CorruptRecordError
 from slipstream.server.engine.ports import LogState, Record
-from slipstream.server.store.lmdb.segments import Row
+from slipstream.server.store.lmdb.segments import Row, Segment
 
 HEAD = Struct("<qII")  # time, length of the subject, length of the header
 MESSAGE_KEY = Struct(">IQ")  # stream id, sequence
 ROW = Struct("<QQQ")  # count, first, last
 STATE = Struct("<QQQQqqQQ")  # the fields of LogState, then `swept`
-SEGMENT = Struct("<QQ")  # messages, bytes
+SEGMENT = Struct("<QQ")  # messages, bytes; the sums of the blocks follow
+INDEXED = Struct("<QQ")  # messages that the index of a segment names, the sum of its entries' checksums
+STAMP = Struct("<QQQQ")  # transaction, sums of the tables of control records, subjects and expiries
 RESIDUE = 0x2144DF1C  # CRC-32 of anything that is followed by its own CRC-32
 
 # LMDB allows keys of 511 bytes. A longer subject is cut and followed by a byte that UTF-8 never has and a digest; the
@@ -35,10 +37,12 @@ _head = HEAD.unpack_from
 
 
 class CorruptMessageError(CorruptRecordError):
-    """The message `seq` of `stream` does not match its checksum."""
+    """The message `seq` of `stream` does not match its checksum, or (`what`) is missing."""
 
-    def __init__(self, stream: str, seq: int) -> None:
-        super().__init__(f"message {seq} of stream {stream!r} does not match its checksum; its content is not returned")
+    def __init__(
+        self, stream: str, seq: int, what: str = "does not match its checksum; its content is not returned"
+    ) -> None:
+        super().__init__(f"message {seq} of stream {stream!r} {what}")
         self.stream = stream
         self.seq = seq
 
@@ -59,6 +63,11 @@ def seal(key: bytes, body: bytes) -> bytes:
 
 def is_sound(key: bytes, value: bytes) -> bool:
     return crc32(value, crc32(key)) == RESIDUE
+
+
+def weight(key: bytes, value: bytes) -> int:
+    """What an entry adds to the sum of its table: its checksum mixed with its key, and that it is there."""
+    return crc32(key) ^ int.from_bytes(value[-4:], "little") | 1 << 32
 
 
 def body_of(key: bytes, value: bytes, what: str) -> bytes:
@@ -203,6 +212,15 @@ def unpack_journal(body: bytes) -> Iterator[tuple[str, Row]]:
         at += 28
         yield body[at : at + size].decode(), (count, first, last)
         at += size
+
+
+def pack_segment(segment: Segment) -> bytes:
+    return SEGMENT.pack(segment.count, segment.bytes) + pack(f"<{len(segment.sums)}Q", *segment.sums)
+
+
+def unpack_segment(body: bytes) -> Segment:
+    count, size = SEGMENT.unpack_from(body)
+    return Segment(count, size, unpack_from(f"<{len(body) // 8 - 2}Q", body, 16))
 
 
 def pack_state(state: LogState, swept: int) -> bytes:

@@ -4,6 +4,10 @@ A log is cut into segments of so many sequences. Of a segment that is full the d
 of the others the same is kept here, as the tail. Index entries are hints: a message may have been removed since, so
 its existence is checked. A sequence never gets a second message, so existence is enough.
 
+Each segment has the sums of its blocks (sixteen of them, where its size can be divided so): over the living messages of
+a block, `COUNTED` for each and their checksums, mixed with their sequences. So how many messages a block has, and
+which, is known apart from the messages (`proof.py`).
+
 Three marks divide a log: below `swept` nothing exists; from there to `first_seq` lie messages that a large purge took
 out and that still await removal (they are counted in their subjects' rows, and nowhere else); the rest is alive.
 """
@@ -29,8 +33,20 @@ class Tuning(NamedTuple):
     page: int = 4_096  # subjects to list at once
 
 
+COUNTED = 1 << 44  # a block has 4,096 messages at most, so their checksums add up to less
+
 Row = tuple[int, int, int]  # of a subject: number of messages; none is older than this one; none is younger
 Tail = dict[int, dict[str, Sequence[int]]]  # segment -> subject -> sequences, ascending
+
+
+def share(seq: int, value: bytes) -> int:
+    """What a message adds to the sum of its block."""
+    return COUNTED + ((int.from_bytes(value[-4:], "little") ^ seq) & 0xFFFFFFFF)
+
+
+def block_size(segment: int) -> int:
+    """How many sequences a block of a segment has."""
+    return next(size for size in range(max(1, segment // 16), 0, -1) if segment % size == 0)
 
 
 class MutableRow:
@@ -46,13 +62,14 @@ class MutableRow:
 
 
 class Segment:
-    """How much of a segment is alive."""
+    """How much of a segment is alive, and the sums of its blocks."""
 
-    __slots__ = ("bytes", "count")
+    __slots__ = ("bytes", "count", "sums")
 
-    def __init__(self, count: int = 0, size: int = 0) -> None:
+    def __init__(self, count: int, size: int, sums: Iterable[int]) -> None:
         self.count = count
         self.bytes = size
+        self.sums = list(sums)
 
 
 class Delta:
@@ -60,7 +77,7 @@ class Delta:
 
     __slots__ = (
         "config", "current", "deletes", "end", "fresh", "kept", "messages", "moments", "rows", "sealed_rows",
-        "segments", "sid", "start", "state", "swept", "tail",
+        "segments", "settled", "sid", "start", "state", "swept", "tail",
     )  # fmt: skip
 
     def __init__(self, sid: int, start: int, *, fresh: bool) -> None:
@@ -76,6 +93,7 @@ class Delta:
         self.rows: dict[str, MutableRow] = {}  # while it is open
         self.sealed_rows: dict[str, Row] = {}  # when it is sealed
         self.segments: dict[int, Segment] = {}
+        self.settled: set[int] = set()  # blocks that lacked messages, and whose sums were replaced
         self.tail: dict[int, dict[str, list[int]]] = {}
         self.current = -1  # the segment that the `seqs` of the rows belong to
         self.state = LogState()
@@ -120,15 +138,24 @@ class Delta:
 class Base:
     """A log as of the last commit. What it has many of are tuples of numbers: garbage collection passes over them."""
 
-    def __init__(self, sid: int, size: int) -> None:
+    def __init__(self, sid: int, size: int, name: str = "") -> None:
         self.sid = sid
+        self.name = name
         self.size = size  # of a segment
+        self.block = block_size(size)
+        self.per_segment = size // self.block
         self.state = LogState()
         self.swept = 1
         self.dirty: dict[str, Row] = {}  # rows that the disk has not
         self.clean: dict[str, Row] = {}  # some that it has
         self.segments: dict[int, Segment] = {}  # those with messages, ascending
         self.indexed: dict[int, int] = {}  # segments with an index on the disk -> how many messages it names
+        self.index_sums: dict[int, int] = {}  # of those whose entries were not compared with it yet
+        # Blocks whose messages may be served, those whose holes are known to be holes, and those that lack messages.
+        self.proved: set[int] = set()
+        self.counted: set[int] = set()
+        self.lost: dict[int, int] = {}
+        self.poison: dict[int, list[int]] = {}  # by segment: sequences of blocks in the tail that lack messages
         self.tail: Tail | None = {}  # None: to be read from the disk when it is wanted
         self.unindexed: set[int] = set()  # segments with messages and no index
         self.dead: set[int] = set()  # full segments without messages, whose index is still there
@@ -139,12 +166,23 @@ class Base:
 
     def copied(self) -> Base:
         """The log as of now, which later commits do not change. Rows that the disk has are left to the disk."""
-        copy = Base(self.sid, self.size)
+        copy = Base(self.sid, self.size, self.name)
         copy.state, copy.swept = self.state, self.swept
         copy.dirty, copy.segments, copy.indexed = dict(self.dirty), dict(self.segments), dict(self.indexed)
         copy.tail = None if self.tail is None else {number: dict(part) for number, part in self.tail.items()}
         copy.unindexed = set(self.unindexed)
+        copy.index_sums, copy.poison, copy.lost = dict(self.index_sums), dict(self.poison), dict(self.lost)
+        copy.proved, copy.counted = set(self.proved), set(self.counted)
         return copy
+
+    def new_segment(self) -> Segment:
+        return Segment(0, 0, (0,) * self.per_segment)
+
+    def sum_of(self, block: int) -> int:
+        """What the living messages of a block must add up to."""
+        number = block // self.per_segment
+        segment = self.segments.get(number)
+        return segment.sums[block - number * self.per_segment] if segment is not None else 0
 
     def row(self, subject: str) -> Row | None:
         return self.dirty.get(subject) or self.clean.get(subject)  # rows are never empty tuples
@@ -165,6 +203,13 @@ class Base:
             if delta.deletes:
                 self._cut_tail(self.tail, delta)
             self._extend_tail(self.tail, delta)
+        for block in delta.settled:
+            self.lost.pop(block, None)
+            self.proved.discard(block)
+            self.counted.discard(block)
+            number = block // self.per_segment
+            if left := [seq for seq in self.poison.pop(number, ()) if seq // self.block != block]:
+                self.poison[number] = left
         for number, segment in delta.segments.items():
             if segment.count:
                 self.segments[number] = segment
@@ -213,7 +258,9 @@ class Base:
     def sealable(self) -> list[int]:
         """Segments that are full and have no index yet."""
         end = self.state.last_seq + 1
-        return [n for n in self.unindexed if (n + 1) * self.size <= end and n not in self.sealing]
+        return [
+            n for n in self.unindexed if (n + 1) * self.size <= end and n not in self.sealing and n not in self.poison
+        ]
 
     def drop_dead(self) -> list[int]:
         """Forget segments without a message, even one that awaits its sweep; returns those with an index to delete."""

@@ -16,7 +16,7 @@ from typing import cast
 
 from slipstream.server.engine.ports import LogState, Record, Walk, has_wildcard, matches_any, sorted_walk
 from slipstream.server.store.lmdb.env import Environment
-from slipstream.server.store.lmdb.reader import LogReader
+from slipstream.server.store.lmdb.reader import LogReader, or_damaged
 from slipstream.server.store.lmdb.records import literal_prefix
 from slipstream.server.store.lmdb.segments import Base, Tuning
 from slipstream.server.store.lmdb.view import LOOKED, View
@@ -101,7 +101,7 @@ class LmdbSnapshot:
         groups: dict[str, dict[str, None]] = {}
         for pattern in patterns:
             if pattern and not has_wildcard(pattern):
-                if seq := view.last_of(pattern, up_to):
+                if seq := or_damaged(view.last_of, pattern, up_to):
                     found.add(seq)
                 done += 1
                 if done == PAUSE:
@@ -114,7 +114,7 @@ class LmdbSnapshot:
                 if item is None:
                     yield LOOKED_UNITS
                     continue
-                if seq := view.last_in(*item, up_to):
+                if seq := or_damaged(view.last_in, *item, up_to):
                     found.add(seq)
                     if len(found) > limit:
                         return None
@@ -160,7 +160,7 @@ class LmdbSnapshot:
         if seq <= max(row[1], self.committed.first_seq):
             return view.count_of(subject, row)
         total = 0
-        for total, _ in enumerate(view.seqs(subject, seq, row[2]), 1):
+        for total, _ in enumerate(view.seqs(subject, seq, row[2], is_checked=False), 1):
             if not total % PAUSE:
                 yield PAUSE // 2
         return total

@@ -50,7 +50,7 @@ from typing import Literal
 
 import lmdb
 
-from slipstream.errors import StoreError, UsageError
+from slipstream.errors import CorruptRecordError, StoreError, UsageError
 from slipstream.server.engine.ports import Group, StreamLog, record_size
 from slipstream.server.store.lmdb.env import (
     INDEXED,
@@ -63,26 +63,29 @@ from slipstream.server.store.lmdb.env import (
     STREAM,
     Environment,
     control_key,
+    damaged_store,
     translated,
 )
 from slipstream.server.store.lmdb.jobs import CleanupJob, DropJob, FlushJob, Job, SealJob
 from slipstream.server.store.lmdb.log import LmdbGroup, LmdbLog, WriteContext
-from slipstream.server.store.lmdb.records import (
-    SEGMENT as SEGMENT_RECORD,
-)
+from slipstream.server.store.lmdb.proof import sum_of_index, sums_of
+from slipstream.server.store.lmdb.records import INDEXED as INDEXED_RECORD
+from slipstream.server.store.lmdb.records import SEGMENT as SEGMENT_RECORD
 from slipstream.server.store.lmdb.records import (
     body_of,
     pack_journal,
+    pack_segment,
     pack_state,
     pack_stream,
     seal,
     unpack_journal,
+    unpack_segment,
     unpack_state,
     unpack_stream,
 )
 from slipstream.server.store.lmdb.segments import Base, Delta, Segment, Tuning
 
-_FORMAT = 1
+_FORMAT = 2
 _META = Struct("<III")  # format, size of a segment, next stream id
 _PUTS = 500
 
@@ -122,6 +125,9 @@ class LmdbStore:
         try:
             with translated("reading the streams", self._env.path):
                 self._load()
+        except CorruptRecordError as exc:
+            self._env.close()
+            raise CorruptRecordError(damaged_store(self._env.path, exc)) from exc
         except BaseException:
             self._env.close()
             raise
@@ -137,7 +143,7 @@ class LmdbStore:
         if name in self._streams:
             raise UsageError(f"stream {name!r} already exists in the store")
         sid = self._context.new_sid()
-        log = LmdbLog(self._context, self._env, name, config, Base(sid, self._segment))
+        log = LmdbLog(self._context, self._env, name, config, Base(sid, self._segment, name))
         self._streams[name] = log
         log.open = self._context.open.deltas[log] = Delta(sid, 1, fresh=True)
         self._context.open.size += 1
@@ -176,6 +182,9 @@ class LmdbStore:
 
     def damaged(self) -> list[tuple[str, int]]:
         return list(self._env.damaged)
+
+    def losses(self) -> list[tuple[str, int, int, int]]:
+        return [(*place, count) for place, count in self._env.losses.items()]
 
     @property
     def sweeping(self) -> bool:
@@ -256,6 +265,7 @@ class LmdbStore:
             raise sealed.error
         with translated("committing a group", self._env.path):
             transaction.commit()
+        self._env.committed_tally = self._env.tally
         self._before = -1
         sealed.committed = True
 
@@ -340,8 +350,9 @@ class LmdbStore:
             yield 1 + len(delta.segments) + len(delta.kept)
         for sid in group.retired:
             for kind in (STREAM, STATE):
-                env.write.delete(control_key(kind, sid), db=env.control)
-            env.write.put(control_key(RETIRED, sid), b"", db=env.control)
+                env.delete_control(control_key(kind, sid))
+            key = control_key(RETIRED, sid)
+            env.put_control(key, seal(key, b""))
         if self._context.next_sid != self._stored_sid or self._nudge:
             self._write_meta()
         # A change makes two to three units of work, for its index entry and its row: four leave some for cleanup.
@@ -356,6 +367,7 @@ class LmdbStore:
             else:
                 budget -= done
                 yield done
+        env.put_stamp()
 
     def _write_messages(self, delta: Delta) -> Iterator[int]:
         env = self._env
@@ -372,9 +384,9 @@ class LmdbStore:
             yield len(keys)
         for at, (key, there) in enumerate(delta.moments.items(), 1):
             if there:
-                env.write.put(key, b"", db=env.expiries)
+                env.put_moment(key)
             else:
-                delete(key, db=env.expiries)
+                env.delete_moment(key)
             if at % _PUTS == 0:
                 yield _PUTS
 
@@ -384,34 +396,34 @@ class LmdbStore:
         while rows := list(islice(rest, _PUTS)):
             for body in pack_journal(rows):
                 key = control_key(JOURNAL, delta.sid, env.journal_next)
-                env.write.put(key, seal(key, body), db=env.control)
+                env.put_control(key, seal(key, body))
                 env.journal_next += 1
             yield len(rows) // 2
 
     def _write_control(self, log: LmdbLog, delta: Delta) -> None:
         env = self._env
-        put = env.write.put
+        put, delete = env.put_control, env.delete_control
         for number, segment in delta.segments.items():
             key = control_key(SEGMENT, delta.sid, number)
             if segment.count:
-                put(key, seal(key, SEGMENT_RECORD.pack(segment.count, segment.bytes)), db=env.control)
+                put(key, seal(key, pack_segment(segment)))
             else:
-                env.write.delete(key, db=env.control)
+                delete(key)
         key = control_key(STATE, delta.sid)
-        put(key, seal(key, pack_state(delta.state, delta.swept)), db=env.control)
+        put(key, seal(key, pack_state(delta.state, delta.swept)))
         if delta.config is not None:
             key = control_key(STREAM, delta.sid)
-            put(key, seal(key, pack_stream(log.name, delta.config)), db=env.control)
+            put(key, seal(key, pack_stream(log.name, delta.config)))
         for name, value in delta.kept.items():
             key = control_key(KEPT, delta.sid) + name.encode()
             if value is None:
-                env.write.delete(key, db=env.control)
+                delete(key)
             else:
-                put(key, seal(key, value), db=env.control)
+                put(key, seal(key, value))
 
     def _write_meta(self) -> None:
         following = self._context.next_sid  # the loop may take another id: then it is written again
-        self._env.write.put(META, seal(META, _META.pack(_FORMAT, self._segment, following)), db=self._env.control)
+        self._env.put_control(META, seal(META, _META.pack(_FORMAT, self._segment, following)))
         self._stored_sid = following
 
     # Jobs.
@@ -471,17 +483,20 @@ class LmdbStore:
         env = self._env
         value = env.read.get(META, db=env.control)
         if value is None:
+            if any(env.read.stat(table)["entries"] for table in (env.control, env.messages, env.subjects)):
+                raise CorruptRecordError("the store's own record is missing")
             self._segment, self._context.next_sid, self._stored_sid = self.tuning.segment, 1, 0
             env.begin()
             self._write_meta()
-            env.write.commit()
-            env.transaction = None
-            env.renew()
+            self._commit_at_once()
         else:
             version, self._segment, self._stored_sid = _META.unpack(body_of(META, value, "the store's own record"))
             self._context.next_sid = self._stored_sid
-            if version != _FORMAT:
+            if version == 1:
+                self._upgrade()
+            elif version != _FORMAT:
                 raise StoreError(f"the store has format {version}; this version reads format {_FORMAT}")
+            env.check_stamp()
         for key, value in self._control(STREAM):
             name, config = unpack_stream(body_of(key, value, f"the record of stream {key[1:].hex()}"))
             sid = int.from_bytes(key[1:], "big")
@@ -494,6 +509,35 @@ class LmdbStore:
         self._committed = dict(self._streams)
         self._plan()
 
+    def _commit_at_once(self) -> None:
+        """Commit a transaction while nothing else goes on."""
+        env = self._env
+        env.put_stamp()
+        env.write.commit()
+        env.transaction, env.committed_tally = None, env.tally
+        env.renew()
+
+    def _upgrade(self) -> None:
+        """Add the sums that format 2 has: of blocks, of the index of segments, of tables."""
+        env = self._env
+        env.begin()
+        env.adopt_sums()
+        for key, value in self._control(SEGMENT):
+            body = body_of(key, value, "a segment's record")
+            sid, number = int.from_bytes(key[1:5], "big"), int.from_bytes(key[5:], "big")
+            base, low = Base(sid, self._segment), 0
+            if (state := env.read.get(control_key(STATE, sid), db=env.control)) is not None:
+                low = unpack_state(body_of(control_key(STATE, sid), state, "a stream's state"))[0].first_seq
+            messages, size = SEGMENT_RECORD.unpack(body)
+            segment = Segment(messages, size, sums_of(env, base, number, low))
+            env.put_control(key, seal(key, pack_segment(segment)))
+        for key, value in self._control(INDEXED):
+            named = int.from_bytes(body_of(key, value, "an index record"), "little")
+            prefix = key[1:5] + key[5:]
+            env.put_control(key, seal(key, INDEXED_RECORD.pack(named, sum_of_index(env, prefix))))
+        self._write_meta()
+        self._commit_at_once()
+
     def _control(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         with self._env.read.cursor(db=self._env.control) as cursor:
             if cursor.set_range(prefix):
@@ -503,18 +547,19 @@ class LmdbStore:
                     yield key, value
 
     def _load_base(self, name: str, sid: int) -> Base:
-        env, base = self._env, Base(sid, self._segment)
+        env, base = self._env, Base(sid, self._segment, name)
         key = control_key(STATE, sid)
         value = env.read.get(key, db=env.control)
         if value is None:
-            raise StoreError(f"the state of stream {name!r} is missing")
+            raise CorruptRecordError(f"the state of stream {name!r} is missing")
         base.state, base.swept = unpack_state(body_of(key, value, f"the state of stream {name!r}"))
         for key, value in self._control(control_key(SEGMENT, sid)):
             body = body_of(key, value, f"a segment's record of stream {name!r}")
-            base.segments[int.from_bytes(key[5:], "big")] = Segment(*SEGMENT_RECORD.unpack(body))
+            base.segments[int.from_bytes(key[5:], "big")] = unpack_segment(body)
         for key, value in self._control(control_key(INDEXED, sid)):
             body = body_of(key, value, f"an index record of stream {name!r}")
-            base.indexed[int.from_bytes(key[5:], "big")] = int.from_bytes(body, "little")
+            number = int.from_bytes(key[5:], "big")
+            base.indexed[number], base.index_sums[number] = INDEXED_RECORD.unpack(body)
         for key, value in self._control(control_key(JOURNAL, sid)):
             env.journal_next = max(env.journal_next, int.from_bytes(key[5:], "big") + 1)
             for subject, row in unpack_journal(body_of(key, value, f"a journal record of stream {name!r}")):

@@ -13,6 +13,14 @@ import lmdb
 from slipstream.errors import StoreError
 from slipstream.server.engine.ports import matcher
 from slipstream.server.store.lmdb.env import Environment
+from slipstream.server.store.lmdb.proof import (
+    check_absent,
+    check_found,
+    check_index,
+    check_poison,
+    first_absent,
+    settle,
+)
 from slipstream.server.store.lmdb.records import (
     LONG,
     MESSAGE_KEY,
@@ -22,9 +30,10 @@ from slipstream.server.store.lmdb.records import (
     unpack_entry,
     unpack_row,
 )
-from slipstream.server.store.lmdb.segments import Base, Delta, Row, Tail
+from slipstream.server.store.lmdb.segments import Base, Delta, Row, Tail, share
 
 _key = MESSAGE_KEY.pack
+_numbers = MESSAGE_KEY.unpack
 
 LOOKED = 512  # rows or entries that a walk looks at between two pauses: a third of a millisecond
 
@@ -36,20 +45,31 @@ def read_tail(env: Environment, base: Base) -> Tail:
         if base.swept < base.state.first_seq:
             unswept = range(base.swept // base.size, (base.state.first_seq - 1) // base.size + 1)
             wanted.update(n for n in unswept if n not in base.indexed)
-        base.tail = {n: dict(part) for n in sorted(wanted) if (part := read_segment(env, base, n))}
+        base.tail = {n: dict(part) for n in sorted(wanted) if (part := read_segment(env, base, n)) or n in base.poison}
     return base.tail
 
 
 def read_segment(env: Environment, base: Base, number: int) -> dict[str, list[int]]:
-    """The index of one segment, from the messages themselves."""
+    """The index of one segment, from the messages themselves. Blocks that lack messages are noted: any subject may have
+    one of those."""
     found: dict[str, list[int]] = {}
-    end = _key(base.sid, (number + 1) * base.size)
+    before, end = number * base.size - 1, (number + 1) * base.size
+    sums = [0] * base.per_segment
     with env.read.cursor(db=env.messages) as cursor:
         if cursor.set_range(_key(base.sid, number * base.size)):
             for key, value in cursor.iternext():
-                if key >= end:
+                sid, seq = _numbers(key) if len(key) == MESSAGE_KEY.size else (0, 0)
+                if sid != base.sid or not before < seq < end:  # the end, or a key that does not belong here
                     break
-                found.setdefault(subject_of(value), []).append(int.from_bytes(key[4:], "big"))
+                before = seq
+                found.setdefault(subject_of(value), []).append(seq)
+                if seq >= base.state.first_seq:
+                    sums[seq % base.size // base.block] += share(seq, value)
+    base.poison.pop(number, None)
+    for at, total in enumerate(sums):
+        block = number * base.per_segment + at
+        if settle(env, base, block, total) and (absent := first_absent(base, block, found)):
+            base.poison.setdefault(number, []).append(absent)
     return found
 
 
@@ -97,14 +117,24 @@ class View:
 
     # Messages.
 
-    def has(self, seq: int) -> bool:
+    def has(self, seq: int, *, is_checked: bool = True) -> bool:
+        """Whether a message exists. Raises if it was lost, or may have been removed, unless that does not matter."""
         key = _key(self.base.sid, seq)
         for delta in reversed(self.deltas):
             if key in delta.messages:
                 return True
             if key in delta.deletes:
                 return False
-        return self.cursor.set_key(key)
+        base = self.base
+        is_there = self.cursor.set_key(key)
+        if is_checked and base.state.first_seq <= seq <= base.state.last_seq:
+            if base.poison:
+                check_poison(base, seq)
+            if not is_there:
+                check_absent(self.env, base, seq)
+            elif seq // base.block not in base.proved:
+                check_found(self.env, base, seq, self.cursor.value())
+        return is_there
 
     def value(self, seq: int) -> bytes | None:
         """The message as it is stored, wherever it is between `swept` and the end."""
@@ -284,10 +314,18 @@ class View:
             return (n for n in every if n in base.indexed or n in tail or n in recent)
         return sorted((n for n in {*base.indexed, *tail, *recent} if low <= n <= high), reverse=down)
 
+    def _has_index(self, number: int) -> bool:
+        """Whether the index of a segment is as it was written; one that is not is made again from the messages."""
+        base = self.base
+        if number not in base.index_sums or check_index(self.env, base, number):
+            return True
+        read_tail(self.env, base)[number] = dict(read_segment(self.env, base, number))
+        return False
+
     def entry(self, number: int, subject: str) -> Sequence[int]:
         """Hints: sequences of a subject in one segment, ascending."""
         base = self.base
-        if number in base.indexed:
+        if number in base.indexed and self._has_index(number):
             key = self._prefix + number.to_bytes(8, "big") + subject_key(subject)
             value = self.env.read.get(key, db=self.env.index)
             if value is None:
@@ -298,6 +336,8 @@ class View:
             start = number * base.size
             return [start + offset for offset in known[1]]
         seqs = read_tail(self.env, base).get(number, {}).get(subject, ())
+        if number in base.poison:
+            seqs = sorted([*seqs, *base.poison[number]])
         for delta in self.deltas:
             if added := delta.entry(number, subject):
                 seqs = [*seqs, *added]
@@ -307,8 +347,10 @@ class View:
         """Hints: every subject of a committed segment that matches, with its sequences."""
         base = self.base
         fits = matcher(pattern or ">")
-        if number not in base.indexed:
+        if number not in base.indexed or not self._has_index(number):
             yield from ((s, q) for s, q in read_tail(self.env, base).get(number, {}).items() if fits(s))
+            if number in base.poison:
+                yield "", base.poison[number]
             return
         start, prefix = number * base.size, self._prefix + number.to_bytes(8, "big")
         prefix += subject_key(literal_prefix(pattern))[:LONG]
@@ -332,7 +374,9 @@ class View:
     ) -> Iterator[tuple[str, Sequence[int]] | None]:
         """The same, with None after every `LOOKED` subjects that were looked at."""
         base, looked = self.base, 0
-        if number not in base.indexed:
+        if number not in base.indexed or not self._has_index(number):
+            if number in base.poison:
+                yield "", base.poison[number]
             for subject, seqs in list(read_tail(self.env, base).get(number, {}).items()):
                 if fits(subject):
                     yield subject, seqs
@@ -358,11 +402,12 @@ class View:
                 elif fits(known[0]):
                     yield known[0], [start + offset for offset in known[1]]
 
-    def seqs(self, subject: str, low: int, high: int) -> Iterator[int]:
-        """Sequences of the subject's messages from `low` to `high`, ascending."""
+    def seqs(self, subject: str, low: int, high: int, *, is_checked: bool = True) -> Iterator[int]:
+        """Sequences of the subject's messages from `low` to `high`, ascending. Raises at one that was lost, or may have
+        been removed, unless that does not matter."""
         for number in self.segments(low, high):
             for seq in self.entry(number, subject):
-                if low <= seq <= high and self.has(seq):
+                if low <= seq <= high and self.has(seq, is_checked=is_checked):
                     yield seq
 
     def seqs_down(self, subject: str, low: int, high: int) -> Iterator[int]:
@@ -409,4 +454,4 @@ class View:
         """The row's count without the messages that are purged already but not swept."""
         if self.swept >= self.first:
             return row[0]
-        return row[0] - sum(1 for _ in self.seqs(subject, self.swept, min(self.first - 1, row[2])))
+        return row[0] - sum(1 for _ in self.seqs(subject, self.swept, min(self.first - 1, row[2]), is_checked=False))

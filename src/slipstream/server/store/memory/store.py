@@ -55,6 +55,9 @@ class MemoryStore:
 
     corrupt_records = 0
 
+    def losses(self) -> list[tuple[str, int, int, int]]:
+        return []
+
     def damaged(self) -> list[tuple[str, int]]:
         return []
 

@@ -1,0 +1,449 @@
+"""Reader of LMDB's file format (0.9, 64 bits) that survives any damage: it reads pages as bytes and maps nothing.
+
+LMDB trusts its pages. One of the wrong type ends the process by an assertion, one beyond the end of the file by a
+SIGBUS, and one with another's number makes it reuse pages that are in use. So the pages are checked before LMDB maps
+the file (`PageFile.check`), and a file that LMDB must not touch can still be read here (`entries`, `strays`).
+
+The file has two meta pages and then pages of three types. A commit writes the meta page that its number is even or odd
+for; each has the roots of two trees: the free list (transaction -> page numbers) and the main tree, whose entries are
+the roots of the tables. Every page begins with its own number. A leaf has the keys and values, but for values that
+need pages of their own (overflow). A tree knows how many entries it has: an older page in it hardly has as many.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from struct import Struct
+from struct import error as StructError  # noqa: N812 - the module calls it `error`
+from typing import NamedTuple
+
+_PAGE = Struct("<QHHHH")  # number, unused, flags, lower, upper
+_META = Struct("<IIQQ")  # magic, version, address, size of the map
+_TREE = Struct("<IHHQQQQQ")  # unused, flags, depth, pages: branch, leaf, overflow; entries, root
+_END = Struct("<QQ")  # last page, transaction
+_NODE = Struct("<HHHH")  # size or child (low, high), flags, size of the key
+_NUMBER = Struct("<Q")
+
+_MAGIC, _VERSION = 0xBEEFC0DE, 1
+_BRANCH, _LEAF, _OVERFLOW, _META_PAGE = 1, 2, 4, 8
+_BIG, _SUBTREE, _DUPLICATES = 1, 2, 4
+_NONE = (1 << 64) - 1
+_HEAD = 16
+_MAX_KEY = 511
+
+_node = _NODE.unpack_from
+
+TABLES = ("messages", "index", "subjects", "control", "expiries")
+
+
+class Tree(NamedTuple):
+    """Where a tree begins, and what it has."""
+
+    flags: int
+    depth: int
+    entries: int
+    root: int
+
+
+class Meta(NamedTuple):
+    """A meta page."""
+
+    page_size: int
+    free: Tree
+    main: Tree
+    last_page: int
+    transaction: int
+
+
+class Damage(NamedTuple):
+    """One thing that is wrong with the file. Beyond `low` (and before `high`) keys of the table may be missing."""
+
+    table: str
+    page: int
+    what: str
+    low: bytes
+    high: bytes | None
+    fatal: bool  # LMDB must not be let near it
+
+    def __str__(self) -> str:
+        return f"page {self.page} of table {self.table!r} {self.what}" if self.table else self.what
+
+
+class _BadPageError(Exception):
+    """What is wrong with a page."""
+
+
+class PageFile:
+    """The file of an environment that no process writes to."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.size = os.fstat(self._fd).st_size
+        self.damage: list[Damage] = []
+        self.meta = self._read_meta()
+        self.page_size = self.meta.page_size if self.meta is not None else 4096
+        self.pages = self.size // self.page_size
+        self._seen = bytearray(self.pages + 1)  # pages of trees that were walked
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def __enter__(self) -> PageFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Meta pages.
+
+    def _read_meta(self) -> Meta | None:
+        """The newest meta page that makes sense; both should."""
+        found: list[Meta] = []
+        size = 4096
+        for number in (0, 1):
+            try:
+                meta = _meta(os.pread(self._fd, 512, number * size), number)
+            except _BadPageError as exc:
+                self._report("", number, f"meta page {number} {exc}")
+                size = self._guess_page_size()
+                continue
+            size = meta.page_size
+            found.append(meta)
+        if not found:
+            return None
+        newest = max(found, key=lambda meta: meta.transaction)
+        if len(found) == 2 and (found[0].transaction, found[1].transaction) != (0, 0):
+            first, second = found[0].transaction, found[1].transaction
+            if abs(first - second) != 1 or first & 1 or not second & 1:
+                self._report("", 0, f"the meta pages are of transactions {first} and {second}, not of two in a row")
+                # One of them is not what was written, and the newest is not known: the older one is a whole store too.
+                newest = min(found, key=lambda meta: meta.transaction)
+        return newest
+
+    def _guess_page_size(self) -> int:
+        """The page size by where the second meta page is, if the first is damaged."""
+        for size in (4096, 8192, 16384, 32768, 65536):
+            data = os.pread(self._fd, 32, size)
+            if len(data) == 32 and data[16:24] == _MAGIC.to_bytes(4, "little") + _VERSION.to_bytes(4, "little"):
+                return size
+        return 4096
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the file ends before the last page that was ever used. Such a page may never have been written."""
+        return self.meta is None or self.size < (self.meta.last_page + 1) * self.page_size
+
+    def _report(
+        self, table: str, page: int, what: str, low: bytes = b"", high: bytes | None = None, *, fatal: bool = True
+    ) -> None:
+        self.damage.append(Damage(table, page, what, low, high, fatal))
+
+    # Pages.
+
+    def _page(self, number: int, flags: int) -> bytes:
+        if not 1 < number < self.pages:
+            raise _BadPageError("is beyond the end of the file" if number >= self.pages else "is a meta page")
+        try:
+            page = os.pread(self._fd, self.page_size, number * self.page_size)
+        except OSError as exc:
+            raise _BadPageError(f"cannot be read: {exc}") from None
+        if len(page) != self.page_size:
+            raise _BadPageError("is cut off")
+        own, _, is_, lower, upper = _PAGE.unpack_from(page)
+        if own != number:
+            raise _BadPageError("is zero" if not any(page) else f"says that it is page {own}")
+        if is_ != flags:
+            raise _BadPageError(f"is of type {is_:#x}, not {flags:#x}")
+        if flags != _OVERFLOW and not (_HEAD <= lower <= upper <= self.page_size and not lower & 1):
+            raise _BadPageError("has impossible bounds")
+        return page
+
+    def _take(self, number: int, count: int = 1) -> None:
+        """A tree uses pages; none may be used twice."""
+        for each in range(number, number + count):
+            if self._seen[each]:
+                raise _BadPageError(f"uses page {each}, which is used elsewhere")
+            self._seen[each] = 1
+
+    def _nodes(self, page: bytes) -> list[int]:
+        lower, upper = page[12] | page[13] << 8, page[14] | page[15] << 8
+        count = (lower - _HEAD) // 2
+        offsets = list(memoryview(page)[_HEAD:lower].cast("H")) if count else []
+        top = self.page_size - 8
+        for offset in offsets:
+            if not upper <= offset <= top:
+                raise _BadPageError("has a node outside of it")
+        return offsets
+
+    def _leaf(self, page: bytes) -> list[tuple[bytes, int, int, int]]:
+        """Key, flags, and where the data begins and ends (in the page)."""
+        found, size = [], self.page_size
+        for offset in self._nodes(page):
+            low, high, flags, length = _node(page, offset)
+            begin = offset + 8 + length
+            data = low | high << 16
+            end = begin + (8 if flags & _BIG else data)
+            if end > size or length > _MAX_KEY or flags & ~3 or flags == 3:
+                raise _BadPageError("has a node that cannot be")
+            if flags & _BIG:
+                end = -data  # the size of the value: `begin` has its first page
+            found.append((page[offset + 8 : begin], flags, begin, end))
+        return found
+
+    def _branch(self, page: bytes) -> list[tuple[bytes, int]]:
+        found = []
+        for offset in self._nodes(page):
+            low, high, flags, length = _node(page, offset)
+            if offset + 8 + length > self.page_size or length > _MAX_KEY:
+                raise _BadPageError("has a node that cannot be")
+            found.append((page[offset + 8 : offset + 8 + length], low | high << 16 | flags << 32))
+        if len(found) < 2:
+            raise _BadPageError("has too few children")
+        return found
+
+    def _overflow(self, page: bytes, begin: int, size: int) -> tuple[int, int]:
+        """First page and number of pages of a large value."""
+        number = _NUMBER.unpack_from(page, begin)[0]
+        first = self._page(number, _OVERFLOW)
+        count = int.from_bytes(first[12:16], "little")
+        if count != (_HEAD - 1 + size) // self.page_size + 1 or number + count > self.pages:
+            raise _BadPageError(f"has a value of {size} bytes on {count} pages from {number}")
+        return number, count
+
+    def _value(self, page: bytes, flags: int, begin: int, end: int) -> bytes:
+        if not flags & _BIG:
+            return page[begin:end]
+        number, _ = self._overflow(page, begin, -end)
+        return os.pread(self._fd, -end, number * self.page_size + _HEAD)
+
+    # Trees.
+
+    def _leaves(self, tree: Tree, table: str) -> Iterator[tuple[int, bytes, bytes, bytes | None]]:
+        """The leaves of a tree that can be read, in order: number, content, and the bounds of their keys."""
+        if tree.root == _NONE:
+            return
+        stack: list[tuple[int, int, bytes, bytes | None]] = [(tree.root, tree.depth, b"", None)]
+        while stack:
+            number, depth, low, high = stack.pop()
+            try:
+                page = self._page(number, _BRANCH if depth > 1 else _LEAF)
+                self._take(number)
+                if depth <= 1:
+                    yield number, page, low, high
+                    continue
+                children = self._branch(page)
+            except _BadPageError as exc:
+                self._report(table, number, str(exc), low, high)
+                continue
+            bounds: list[bytes | None] = [low, *(key for key, _ in children[1:]), high]
+            for at in range(len(children) - 1, -1, -1):
+                stack.append((children[at][1], depth - 1, bounds[at] or b"", bounds[at + 1]))
+
+    def check(self) -> list[Damage]:
+        """Walk every tree. Damage that would end LMDB's process is fatal; other damage hides or repeats keys."""
+        self._seen = bytearray(self.pages + 1)
+        if self.meta is None:
+            return self.damage
+        trees = self.trees()
+        for name, tree in trees.items():
+            entries = 0
+            for number, page, low, high in self._leaves(tree, name):
+                try:
+                    entries += self._check_leaf(number, page, low, high, name)
+                except _BadPageError as exc:
+                    self._report(name, number, str(exc), low, high)
+            if entries != tree.entries and not any(each.table == name for each in self.damage):
+                what = f"table {name!r} has {entries} entries and should have {tree.entries}"
+                self._report("", 0, what, fatal=False)
+        self._check_free()
+        return self.damage
+
+    def _check_leaf(self, number: int, page: bytes, low: bytes, high: bytes | None, table: str) -> int:
+        nodes = self._leaf(page)
+        before = b""
+        first = True
+        for key, flags, begin, end in nodes:
+            if flags:
+                if flags & _SUBTREE:
+                    raise _BadPageError("has a tree within a table")
+                at, count = self._overflow(page, begin, -end)
+                self._take(at, count)
+            if first:
+                first = False
+                if key < low:
+                    self._report(table, number, "has a key of another page", low, high, fatal=False)
+            elif key <= before:
+                self._report(table, number, "has keys out of order", low, high, fatal=False)
+            before = key
+        if high is not None and nodes and before >= high:
+            self._report(table, number, "has a key of another page", low, high, fatal=False)
+        return len(nodes)
+
+    def _check_free(self) -> None:
+        """Pages in the free list must be free: LMDB writes new content there."""
+        assert self.meta is not None
+        try:
+            for number, page, _, _ in self._leaves(self.meta.free, "free list"):
+                for _, flags, begin, end in self._leaf(page):
+                    if flags & _BIG:
+                        self._take(*self._overflow(page, begin, -end))
+                    value = self._value(page, flags, begin, end)
+                    numbers = memoryview(value[: len(value) & ~7]).cast("Q")
+                    if not len(numbers) or numbers[0] > len(numbers) - 1:
+                        raise _BadPageError("has a list that is too short")
+                    self._check_numbers(number, numbers[1 : numbers[0] + 1].tolist())
+        except _BadPageError as exc:
+            self._report("free list", self.meta.free.root, str(exc))
+
+    def _check_numbers(self, page: int, numbers: list[int]) -> None:
+        assert self.meta is not None
+        seen, pages = self._seen, self.pages
+        before = self.meta.last_page + 1
+        for number in numbers:
+            if not 1 < number < before:
+                raise _BadPageError(f"lists pages out of order ({number} on page {page})")
+            if number < pages and seen[number]:
+                raise _BadPageError(f"lists page {number}, which is in use")
+            before = number
+
+    def free_pages(self) -> set[int] | None:
+        """The pages of the free list; None if it cannot be read as a whole."""
+        if self.meta is None:
+            return None
+        found: set[int] = set()
+        known = len(self.damage)
+        self._seen = bytearray(self.pages + 1)
+        try:
+            for _, page, _, _ in self._leaves(self.meta.free, "free list"):
+                for _, flags, begin, end in self._leaf(page):
+                    value = self._value(page, flags, begin, end)
+                    numbers = memoryview(value[: len(value) & ~7]).cast("Q").tolist()
+                    found.update(numbers[1 : numbers[0] + 1])
+        except (_BadPageError, IndexError):
+            return None
+        return found if len(self.damage) == known else None
+
+    # Tables.
+
+    def trees(self) -> dict[str, Tree]:
+        """The roots of the tables."""
+        found: dict[str, Tree] = {}
+        if self.meta is None:
+            return found
+        for number, page, low, high in self._leaves(self.meta.main, "main"):
+            try:
+                for key, flags, begin, end in self._leaf(page):
+                    if flags != _SUBTREE or end - begin != _TREE.size:
+                        raise _BadPageError("has an entry that is no table")
+                    found[key.decode(errors="replace")] = _tree(page, begin)
+            except _BadPageError as exc:
+                self._report("main", number, str(exc), low, high)
+        for name in [name for name in found if name not in TABLES or found[name].flags]:
+            self._report("main", self.meta.main.root, f"has a table {name!r} that this store does not have")
+            del found[name]
+        for name in TABLES:
+            # A store that is being made has no tables at all; afterwards all of them, since they are made together.
+            if name not in found and (found or self.meta.main.entries):
+                self._report(name, self.meta.main.root, "is not found")
+        return found
+
+    def entries(self, table: str) -> Iterator[tuple[bytes, bytes]]:
+        """What can be read of a table, in the order of its pages; what cannot is in `damage`."""
+        tree = self.trees().get(table)
+        if tree is None:
+            return
+        for number, page, low, high in self._leaves(tree, table):
+            yield from self._leaf_entries(number, page, low, high, table)
+
+    def _leaf_entries(
+        self, number: int, page: bytes, low: bytes, high: bytes | None, table: str
+    ) -> Iterator[tuple[bytes, bytes]]:
+        try:
+            nodes = self._leaf(page)
+        except _BadPageError as exc:
+            self._report(table, number, str(exc), low, high)
+            nodes = self._remains(page)
+        for key, flags, begin, end in nodes:
+            if flags & _SUBTREE:
+                continue
+            try:
+                value = self._value(page, flags, begin, end)
+            except (_BadPageError, OSError) as exc:
+                self._report(table, number, str(exc), key, key + b"\0")
+                continue
+            yield key, value
+
+    def _remains(self, page: bytes) -> list[tuple[bytes, int, int, int]]:
+        """The nodes of a damaged leaf that are possible, one by one; checksums decide about their content."""
+        lower = min(max(page[12] | page[13] << 8, _HEAD), self.page_size) & ~1
+        found = []
+        for offset in memoryview(page)[_HEAD:lower].cast("H"):
+            try:
+                low, high, flags, length = _node(page, offset)
+            except StructError:
+                continue
+            begin = offset + 8 + length
+            data = low | high << 16
+            if begin + (8 if flags & _BIG else data) <= self.page_size and length <= _MAX_KEY and flags in (0, _BIG):
+                found.append((page[offset + 8 : begin], flags, begin, -data if flags else begin + data))
+        return found
+
+    def strays(self) -> Iterator[tuple[bytes, bytes]]:
+        """Entries of leaves that no tree leads to, though they are not free: a damaged branch led there. Without a
+        free list that can be read these may be of any time."""
+        free = self.free_pages()
+        used = self._seen
+        for name in ("main", *TABLES):
+            tree = self.meta.main if name == "main" and self.meta is not None else None
+            if name != "main":
+                tree = self._known_trees.get(name) if hasattr(self, "_known_trees") else None
+            if tree is not None:
+                for _ in self._leaves(tree, name):
+                    pass
+        for number in range(2, self.pages):
+            if used[number] or (free is not None and number in free):
+                continue
+            try:
+                page = self._page(number, _LEAF)
+                nodes = self._leaf(page)
+            except _BadPageError:
+                continue
+            for key, flags, begin, end in nodes:
+                if flags & _SUBTREE:
+                    continue
+                try:
+                    value = self._value(page, flags, begin, end)
+                except (_BadPageError, OSError):
+                    continue
+                yield key, value
+
+
+def _tree(data: bytes, at: int) -> Tree:
+    _, flags, depth, _, _, _, entries, root = _TREE.unpack_from(data, at)
+    return Tree(flags, depth, entries, root)
+
+
+def _meta(data: bytes, number: int) -> Meta:
+    if len(data) < 168:
+        raise _BadPageError("is cut off")
+    own, _, flags, _, _ = _PAGE.unpack_from(data)
+    magic, version, _, _ = _META.unpack_from(data, _HEAD)
+    if not any(data):
+        raise _BadPageError("is zero")
+    if magic != _MAGIC or own != number or not flags & _META_PAGE:
+        raise _BadPageError("is not one of LMDB")
+    if version != _VERSION:
+        raise _BadPageError(f"is of version {version} of LMDB's format; this reads version {_VERSION}")
+    at = _HEAD + _META.size
+    size = int.from_bytes(data[at : at + 4], "little")
+    free, main = _tree(data, at), _tree(data, at + _TREE.size)
+    last, transaction = _END.unpack_from(data, at + 2 * _TREE.size)
+    if (
+        size not in (4096, 8192, 16384, 32768, 65536)
+        or free.flags != 8
+        or main.flags
+        or max(free.depth, main.depth) > 32
+    ):
+        raise _BadPageError("has impossible values")
+    return Meta(size, free, main, last, transaction)

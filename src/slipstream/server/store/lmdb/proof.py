@@ -1,0 +1,215 @@
+"""Proof that the messages of a log are all there, and no others.
+
+A checksum proves that a message belongs where it was found. It does not prove that a message which is not found never
+was, nor that one which is found was not removed since: a page that was lost, or is an older one, takes messages away or
+brings them back, each with a checksum that fits. So the record of a segment has the sums of its blocks (`segments.py`),
+and they are compared where it matters:
+
+- A block without holes proves itself: each of its sequences must be found.
+- In a block with holes nothing is served, and no hole taken for one, before its messages add up to its sum. They are
+  read once; after that every change goes through this process.
+- Messages that a filter finds by the index are as complete as the index: it has a sum too, compared before the first
+  use. An index that does not fit is made again from the messages.
+
+A block that does not add up is reported. What is certain in it is still served (`is_certain`), and what is not found in
+it is an error, not a hole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from slipstream.server.store.lmdb.env import Environment
+from slipstream.server.store.lmdb.records import (
+    MESSAGE_KEY,
+    CorruptMessageError,
+    subject_key,
+    subject_of,
+    unpack_row,
+    weight,
+)
+from slipstream.server.store.lmdb.segments import COUNTED, Base, share
+
+MISSING = "is missing, and was not removed: a page of the store was lost"
+DISORDER = "is not found where it should be: the keys there are those of another page"
+UNCERTAIN = (
+    "is among messages of which some are missing or removed: a page of the store is not the one that was written"
+)
+
+_key = MESSAGE_KEY.pack
+_numbers = MESSAGE_KEY.unpack
+
+
+def sum_block(env: Environment, base: Base, low: int, high: int) -> int:
+    """What the stored messages from `low` to before `high` add up to."""
+    total, before = 0, low - 1
+    with env.raw_cursor(env.read) as cursor:
+        if cursor.set_range(_key(base.sid, low)):
+            for key, value in cursor.iternext():
+                sid, seq = _numbers(key) if len(key) == MESSAGE_KEY.size else (0, 0)
+                if sid != base.sid or not before < seq < high:  # the end, or a key that does not belong here
+                    break
+                before = seq
+                total += share(seq, value)
+    return total
+
+
+def sums_of(env: Environment, base: Base, number: int, first: int) -> list[int]:
+    """The sums of the blocks of a segment, from the messages; none below `first` is alive."""
+    start = number * base.size
+    edges = range(start, start + base.size, base.block)
+    return [sum_block(env, base, max(low, first), low + base.block) if low + base.block > first else 0 for low in edges]
+
+
+def sum_of_index(env: Environment, prefix: bytes) -> int:
+    """What the entries of a segment's index add up to."""
+    total = 0
+    with env.read.cursor(db=env.index) as cursor:
+        if cursor.set_range(prefix):
+            for key, value in cursor.iternext():
+                if not key.startswith(prefix):
+                    break
+                total += weight(key, value)
+    return total
+
+
+def bounds(base: Base, block: int) -> tuple[int, int]:
+    """Where the living part of a block begins, and where it ends (not included)."""
+    state = base.state
+    return max(block * base.block, state.first_seq), min((block + 1) * base.block, state.last_seq + 1)
+
+
+def is_full(base: Base, block: int) -> bool:
+    """Whether a block has no holes."""
+    low, high = bounds(base, block)
+    return base.sum_of(block) // COUNTED == high - low
+
+
+def prove(env: Environment, base: Base, block: int) -> None:
+    """Before messages of a block are served for the first time."""
+    if is_full(base, block):
+        base.proved.add(block)
+    elif block not in base.lost:
+        count(env, base, block)
+
+
+def count(env: Environment, base: Base, block: int) -> None:
+    """Compare the messages of a block with its sum."""
+    low, high = bounds(base, block)
+    settle(env, base, block, sum_block(env, base, low, high) if low < high else 0)
+
+
+def settle(env: Environment, base: Base, block: int, found: int) -> bool:
+    """Note whether the messages of a block add up; true if they do not."""
+    low, high = bounds(base, block)
+    wanted = base.sum_of(block)
+    if wanted == found:
+        base.proved.add(block)
+        base.counted.add(block)
+        base.lost.pop(block, None)
+        return False
+    base.proved.discard(block)
+    base.counted.discard(block)
+    base.lost[block] = missing = max(0, wanted // COUNTED - found // COUNTED)
+    env.report_loss(base.name, low, high - 1, missing)
+    return True
+
+
+def first_absent(base: Base, block: int, found: Mapping[str, Sequence[int]]) -> int:
+    """The first sequence of a block without a message; 0 if all have one."""
+    low, high = bounds(base, block)
+    known = {seq for seqs in found.values() for seq in seqs if low <= seq < high}
+    return next((seq for seq in range(low, high) if seq not in known), 0)
+
+
+def check_found(env: Environment, base: Base, seq: int, value: bytes) -> None:
+    """A message was found. Raises if it may have been removed."""
+    block = seq // base.block
+    if block in base.proved:
+        return
+    prove(env, base, block)
+    if block in base.lost and not is_certain(env, base, block, seq, value):
+        raise CorruptMessageError(base.name, seq, UNCERTAIN)
+
+
+def is_certain(env: Environment, base: Base, block: int, seq: int, value: bytes) -> bool:
+    """Whether a message of a block that does not add up is alive: all of the block are, or it is the only one of its
+    subject that is."""
+    if is_full(base, block):
+        return True
+    subject = subject_of(value)
+    row = base.row(subject)
+    if row is None:
+        key = base.sid.to_bytes(4, "big") + subject_key(subject)
+        stored = env.read.get(key, db=env.subjects)
+        known = unpack_row(key, stored) if stored is not None else None
+        row = known[1] if known is not None and known[0] == subject else None
+    return row is not None and row[0] == 1 and row[2] == seq
+
+
+def check_absent(env: Environment, base: Base, seq: int) -> None:
+    """A message was not found between the first and the last sequence. Raises if it was lost."""
+    block = seq // base.block
+    if block in base.counted:
+        return
+    if block not in base.lost:
+        if not base.sum_of(block):
+            return
+        count(env, base, block)
+    if block in base.lost:
+        raise CorruptMessageError(base.name, seq, MISSING)
+
+
+def check_poison(base: Base, seq: int) -> None:
+    """A subject's messages were followed to one that stands for those that a block lacks. Raises."""
+    if seq in base.poison.get(seq // base.size, ()):
+        raise CorruptMessageError(base.name, seq, MISSING)
+
+
+def check_gap(env: Environment, base: Base, low: int, high: int) -> None:
+    """Nothing was found from `low` to before `high`. Raises if a message is missing there."""
+    state = base.state
+    low, high = max(low, state.first_seq), min(high, state.last_seq + 1)
+    if low >= high:
+        return
+    for block in blocks_with(base, low, high - 1):
+        if base.sum_of(block):
+            begin, end = bounds(base, block)
+            if low <= begin and high >= end:  # all of it: a message of it should have been found
+                base.lost[block] = base.sum_of(block) // COUNTED
+                base.proved.discard(block)
+                base.counted.discard(block)
+                env.report_loss(base.name, begin, end - 1, base.lost[block])
+            check_absent(env, base, max(low, begin))
+
+
+def blocks_with(base: Base, low: int, high: int) -> Iterable[int]:
+    """Blocks of segments with messages that have sequences from `low` to `high`."""
+    first, last = low // base.block, high // base.block
+    if last - first <= 2 * base.per_segment * (len(base.segments) + 1):
+        return range(first, last + 1)
+    per = base.per_segment
+    return (
+        block
+        for number in sorted(base.segments)
+        if first // per <= number <= last // per
+        for block in range(max(first, number * per), min(last, number * per + per - 1) + 1)
+    )
+
+
+def check_index(env: Environment, base: Base, number: int) -> bool:
+    """Before the index of a segment is used for the first time; whether it can be used."""
+    wanted = base.index_sums.pop(number, None)
+    if wanted is None:
+        return True
+    prefix = base.sid.to_bytes(4, "big") + number.to_bytes(8, "big")
+    if sum_of_index(env, prefix) == wanted:
+        return True
+    env.corrupt_records += 1
+    del base.indexed[number]
+    if number in base.segments:
+        base.unindexed.add(number)
+    else:
+        base.dead.discard(number)
+        base.dropping.discard(number)
+    return False

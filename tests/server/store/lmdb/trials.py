@@ -1,0 +1,415 @@
+"""Trials of damage: a store with several kinds of streams, one damage to its file, and all that readers can ask for.
+
+Each trial runs in a forked child on a copy of the file, since damage may end a process. The child compares what it
+reads with what was stored, and the parent gets a verdict:
+
+    UNHARMED   every answer is right
+    SAID       what is missing is an error for its readers and a problem in the health report; the rest is right
+    REFUSED    the store is not opened, with an error in words
+    WRONG      a reader got something that is not, or no longer, in the stream
+    SILENT     something is missing, and nothing says so
+    ABORT      the process ended by a signal
+    TRACEBACK  it ended with another exception
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from slipstream.errors import CorruptRecordError, StoreError
+from slipstream.server.engine.auth.users import User
+from slipstream.server.engine.ports import StreamLog
+from slipstream.server.store.lmdb.segments import Tuning
+from slipstream.server.store.lmdb.store import LmdbStore
+from slipstream.wire import Headers, Msg, pub
+from tests.server.support import HELLO, Client, Rig, status
+
+PAGE = 4096
+TUNING = Tuning(segment=1024, slice=200, dirty=128, journal=512, cache=64, probe=16, page=64)
+KINDS = ("bit", "bits", "zero", "junk", "swap", "stale", "moved", "cut", "meta")
+USERS = (User(name="one", password="pw"), User(name="two", password="pw", account="TWO"))
+STREAMS = ("LOG", "KV_B", "WQ", "TTL", "TWO/LOG")
+Truth = dict[str, dict[int, tuple[str, bytes]]]
+
+
+class Base(NamedTuple):
+    """A store that was closed, an older copy of its file, and what is in it."""
+
+    path: Path
+    older: bytes
+    newer: bytes
+    truth: Truth
+
+
+class Verdict(NamedTuple):
+    """How a trial went."""
+
+    kind: str
+    verdict: str
+    detail: str
+
+
+def login(rig: Rig, user: str) -> Client:
+    return rig.client(HELLO[:-3] + b',"user":"%b","pass":"pw"}\r\n' % user.encode())
+
+
+def build(path: Path, *, scale: int = 1) -> Base:
+    """Make a store in many small groups, so that pages have a history."""
+    rng = random.Random(7)
+    store = LmdbStore(path, map_size=1 << 28, tuning=TUNING)
+    rig = Rig(store=store, users=USERS)
+    one, two = login(rig, "one"), login(rig, "two")
+    one.create("LOG", storage="file", subjects=["log.*"])
+    one.create("KV_B", storage="file", subjects=["$KV.B.>"], max_msgs_per_subject=1, allow_rollup_hdrs=True)
+    one.create("WQ", storage="file", subjects=["job.>"], retention="workqueue")
+    one.create("TTL", storage="file", subjects=["ttl.>"], allow_msg_ttl=True, max_age=3_600_000_000_000)
+    two.create("LOG", storage="file", subjects=["log.*"])
+    worker = {"durable_name": "w", "ack_policy": "explicit", "max_ack_pending": -1}
+    one.api("CONSUMER.DURABLE.CREATE.WQ.w", {"stream_name": "WQ", "config": worker})
+    older = b""
+    rounds = 120 * scale
+    for turn in range(rounds):
+        data = [pub(f"log.{rng.randrange(100)}", b"log %d %b" % (turn, bytes(rng.randrange(80)))) for _ in range(20)]
+        data += [pub(f"$KV.B.k{rng.randrange(150)}", b"kv %d %d" % (turn, n)) for n in range(10)]
+        data += [pub(f"job.{n % 3}", b"job %d %d" % (turn, n), f"x.{n}") for n in range(4)]
+        lived = Headers({"Nats-TTL": "1h"}).encode()
+        data += [pub(f"ttl.{n}", b"ttl %d" % turn, "", lived if n else b"") for n in range(2)]
+        one.send(b"".join(data))
+        two.send(b"".join(pub(f"log.{rng.randrange(20)}", b"two %d %d" % (turn, n)) for n in range(6)))
+        if turn % 5 == 4:
+            one.take()
+            one.send(pub("$JS.API.CONSUMER.MSG.NEXT.WQ.w", b'{"batch":15,"no_wait":true}', f"{one.inbox}p"))
+            for message in one.messages():
+                if not status(message)[0] and rng.random() < 0.9:
+                    one.send(pub(message.reply, b"+ACK"), settle=False)
+            rig.settle()
+        if turn % 17 == 16:
+            one.api("STREAM.MSG.DELETE.LOG", {"seq": rng.randrange(1, 20 * turn)})
+        if turn == rounds * 2 // 3:
+            two.api("STREAM.PURGE.LOG", {"seq": 100})
+            older = (path / "data.mdb").read_bytes()
+        one.take()
+        two.take()
+    rig.settle()
+    truth: Truth = {}
+    for name in STREAMS:
+        log = store.log(name)
+        truth[name] = {r.seq: (r.subject, r.payload) for r in log.scan("", 0, limit=1_000_000)}
+    store.close()
+    return Base(path, older, (path / "data.mdb").read_bytes(), truth)
+
+
+# Damage.
+
+
+def damage(base: Base, kind: str, rng: random.Random) -> tuple[bytes, str]:
+    """The damaged file, and what was done to it."""
+    data = bytearray(base.newer)
+    pages = len(data) // PAGE
+    page = rng.randrange(2, pages)
+    at = page * PAGE
+    if kind == "bit":
+        where = rng.randrange(2 * PAGE, len(data))
+        data[where] ^= 1 << rng.randrange(8)
+        return bytes(data), f"bit in {where} (page {where // PAGE})"
+    if kind == "bits":
+        for _ in range(8):
+            data[at + rng.randrange(PAGE)] ^= 1 << rng.randrange(8)
+    elif kind == "zero":
+        data[at : at + PAGE] = bytes(PAGE)
+    elif kind == "junk":
+        data[at : at + PAGE] = rng.randbytes(PAGE)
+    elif kind == "swap":
+        other = rng.randrange(2, pages) * PAGE
+        data[at : at + PAGE], data[other : other + PAGE] = data[other : other + PAGE], data[at : at + PAGE]
+        return bytes(data), f"pages {page} and {other // PAGE}"
+    elif kind == "stale":  # a write that never reached the disk
+        differing = [
+            n for n in range(2, min(pages, len(base.older) // PAGE))
+            if base.older[n * PAGE : (n + 1) * PAGE] != base.newer[n * PAGE : (n + 1) * PAGE]
+        ]  # fmt: skip
+        page = rng.choice(differing)
+        data[page * PAGE : (page + 1) * PAGE] = base.older[page * PAGE : (page + 1) * PAGE]
+    elif kind == "moved":  # an older page, written to the wrong place
+        other = rng.randrange(2, len(base.older) // PAGE)
+        data[at : at + PAGE] = base.older[other * PAGE : (other + 1) * PAGE]
+        return bytes(data), f"page {page} <- older {other}"
+    elif kind == "cut":
+        del data[rng.randrange(PAGE, len(data)) :]
+        return bytes(data), f"cut to {len(data)}"
+    else:  # meta
+        which = rng.randrange(2) * PAGE
+        how = rng.randrange(3)
+        if how == 0:
+            data[which + rng.randrange(160)] ^= 1 << rng.randrange(8)
+        elif how == 1:
+            data[which : which + PAGE] = bytes(PAGE)
+        else:
+            data[which : which + PAGE] = rng.randbytes(PAGE)
+        return bytes(data), f"meta {which // PAGE}, {('bit', 'zero', 'junk')[how]}"
+    return bytes(data), f"page {page}"
+
+
+def trial(base: Base, kind: str, seed: int, folder: Path) -> Verdict:
+    """Damage a copy, and read it in a child."""
+    rng = random.Random(seed)
+    data, what = damage(base, kind, rng)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "data.mdb").write_bytes(data)
+    verdict, detail = in_child(read_everything, folder, base.truth)
+    return Verdict(kind, verdict, f"{kind} {seed}: {what}: {detail}")
+
+
+def in_child(work: Any, *args: Any) -> tuple[str, str]:
+    """The verdict of a function that may end its process."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(read)
+        try:
+            signal.alarm(60)
+            quiet = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(quiet, 2)
+            try:
+                answer = work(*args)
+            except BaseException:
+                answer = ("TRACEBACK", traceback.format_exc()[-1500:])
+            os.write(write, json.dumps(answer).encode()[:60_000])
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        text = pipe.read()
+    _, code = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(code):
+        return "ABORT", signal.Signals(os.WTERMSIG(code)).name
+    verdict, detail = json.loads(text)
+    return verdict, detail
+
+
+# Reading.
+
+
+class Finding(Exception):  # noqa: N818 - a verdict, not an error
+    """WRONG or SILENT."""
+
+
+def read_everything(folder: Path, truth: Truth) -> tuple[str, str]:
+    try:
+        store = LmdbStore(folder, map_size=1 << 28, tuning=TUNING)
+    except StoreError as exc:
+        return "REFUSED", str(exc)
+    try:
+        rig = Rig(store=store, users=USERS, now=1_700_000_100_000_000_000)
+        clients = {"": login(rig, "one"), "TWO": login(rig, "two")}
+        said: set[str] = set()
+        names = [name for name, _ in store.streams()]
+        for name, messages in truth.items():
+            if name not in names:
+                said.add(f"no stream {name}")
+                continue
+            log = store.log(name)
+            said.update(f"{name} {what}" for what in read_log(log, messages))
+            account, _, stream = name.rpartition("/")
+            said.update(f"{name} {what}" for what in consume(clients[account], stream, messages))
+        if set(names) - set(truth):
+            raise Finding(f"WRONG: streams {set(names) - set(truth)}")
+        health = rig.engine.health()
+        if said and health.ok:
+            raise Finding(f"SILENT: nothing in the health report: {sorted(said)[:5]}")
+        written = still_takes_messages(clients)
+        if written:
+            said.add(written)
+        store.close()
+    except Finding as exc:
+        verdict, _, detail = str(exc).partition(": ")
+        return verdict, detail
+    except StoreError as exc:
+        if isinstance(exc, CorruptRecordError):
+            raise
+        return "REFUSED", str(exc)
+    if said:
+        return "SAID", f"{health.problems} {sorted(said)[:3]}"
+    return "UNHARMED", "; ".join(health.problems)
+
+
+def read_log(log: StreamLog, truth: dict[int, tuple[str, bytes]]) -> Iterator[str]:
+    """Everything that a reader of the store can ask for; yields what was said to be damaged."""
+    state = log.committed
+    last = max(truth, default=0)
+    bad: set[int] = set()
+    for seq in range(1, max(last, state.last_seq) + 2):
+        try:
+            record = log.get(seq)
+        except CorruptRecordError:
+            bad.add(seq)
+            if seq in truth:
+                yield f"{seq} is damaged"
+            continue
+        _compare(seq, record, truth, "get")
+    for pattern in (">", "*.*", "log.1*", "$KV.>", "log.7", "job.*"):
+        yield from _scan(log, pattern, truth, bad)
+    newest: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    for seq, (subject, _) in truth.items():
+        newest[subject] = seq
+        counts[subject] = counts.get(subject, 0) + 1
+    for subject, seq in newest.items():
+        try:
+            record = log.last(subject)
+        except CorruptRecordError:
+            yield f"last of {subject}"
+            continue
+        if record is None:
+            raise Finding(f"SILENT: last of {subject} is {seq}, got nothing")
+        if record.seq != seq:
+            raise Finding(f"WRONG: last of {subject} is {seq}, got {record.seq}")
+        _compare(seq, record, truth, "last")
+    try:
+        many = log.multi_last([">"], limit=1 << 30)
+    except CorruptRecordError:
+        yield "multi_last"
+    else:
+        if many != sorted(newest.values()):
+            raise Finding(f"WRONG: multi_last {len(many or ())} of {len(newest)}")
+    try:
+        listed = dict(log.subjects(">"))
+    except CorruptRecordError:
+        yield "subjects"
+    else:
+        if listed != counts:
+            raise Finding("WRONG: counts of subjects")
+    try:
+        total = log.count("", 0)
+    except CorruptRecordError:
+        yield "count"
+    else:
+        if total != len(truth):
+            raise Finding(f"WRONG: {total} messages of {len(truth)}")
+
+
+def _compare(seq: int, record: Any, truth: dict[int, tuple[str, bytes]], how: str) -> None:
+    wanted = truth.get(seq)
+    if record is None:
+        if wanted is not None:
+            raise Finding(f"SILENT: {how} of {seq} found nothing")
+    elif wanted is None:
+        raise Finding(f"WRONG: {how} of {seq}, which is not in the stream")
+    elif (record.seq, record.subject, record.payload) != (seq, *wanted):
+        raise Finding(f"WRONG: {how} of {seq}: {record}")
+
+
+def _matches(pattern: str, subject: str) -> bool:
+    if pattern == ">":
+        return True
+    if pattern.endswith(".>"):
+        return subject.startswith(pattern[:-1])
+    tokens, parts = pattern.split("."), subject.split(".")
+    fits = [t == "*" or t == p or (t.endswith("*") and False) for t, p in zip(tokens, parts, strict=False)]
+    return len(tokens) == len(parts) and all(fits)
+
+
+def _scan(log: StreamLog, pattern: str, truth: dict[int, tuple[str, bytes]], bad: set[int]) -> Iterator[str]:
+    wanted = [seq for seq, (subject, _) in sorted(truth.items()) if _matches(pattern, subject)]
+    at, found, skipped = 0, list[int](), list[int]()
+    for _ in range(20_000):
+        try:
+            records = log.scan(pattern, at, limit=700)
+        except CorruptRecordError as exc:
+            yield f"scan {pattern} at {exc.seq}"
+            skipped.append(exc.seq)
+            last = max(truth, default=0)
+            at = max(exc.seq, at) + 1
+            while at in bad:
+                at += 1
+            if at > last:
+                break
+            continue
+        if not records:
+            break
+        for record in records:
+            if record.seq < at:
+                raise Finding(f"WRONG: scan {pattern} goes back to {record.seq}")
+            _compare(record.seq, record, truth, f"scan {pattern}")
+            if pattern != ">" and not _matches(pattern, record.subject):
+                raise Finding(f"WRONG: scan {pattern} found {record.subject}")
+            found.append(record.seq)
+            at = record.seq + 1
+    missing = set(wanted) - set(found) - bad
+    if missing and not skipped:
+        raise Finding(f"SILENT: scan {pattern} lacks {sorted(missing)[:5]} ({len(missing)})")
+
+
+def consume(client: Client, stream: str, truth: dict[int, tuple[str, bytes]]) -> Iterator[str]:
+    """A new consumer must get a beginning of the truth, in order, and all of it if nothing is damaged."""
+    name, prefix = ("w", "WQ") if stream == "WQ" else ("c", stream)
+    if stream != "WQ":
+        config = {"durable_name": name, "ack_policy": "none"}
+        answer = client.api(f"CONSUMER.DURABLE.CREATE.{prefix}.{name}", {"stream_name": prefix, "config": config})
+        if "error" in answer:
+            yield f"consumer: {answer['error']['description']}"
+            return
+    got: list[int] = []
+    for _ in range(40):
+        client.take()
+        body = b'{"batch":500,"no_wait":true}'
+        client.send(pub(f"$JS.API.CONSUMER.MSG.NEXT.{prefix}.{name}", body, f"{client.inbox}p"))
+        messages = [message for message in client.messages() if isinstance(message, Msg)]
+        fresh = [message for message in messages if not status(message)[0] and message.reply.startswith("$JS.ACK")]
+        if not fresh:
+            break
+        for message in fresh:
+            seq = int(message.reply.split(".")[5])
+            if seq not in truth:
+                raise Finding(f"WRONG: consumer of {stream} got {seq}, which is not in the stream")
+            if (message.subject, message.payload) != truth[seq]:
+                raise Finding(f"WRONG: consumer of {stream} got {seq} with other content")
+            got.append(seq)
+    wanted = sorted(truth)
+    if stream == "WQ":  # some were delivered before, and wait for their acks
+        if got != sorted(got):
+            raise Finding("WRONG: the consumer's order")
+        return
+    if got != wanted[: len(got)]:
+        raise Finding(f"SILENT: a consumer of {stream} passed over messages: {sorted(set(wanted) - set(got))[:5]}")
+    if len(got) < len(wanted):
+        yield f"consumer stopped before {wanted[len(got)]}"
+
+
+def still_takes_messages(clients: dict[str, Client]) -> str:
+    """Whether an opened store takes messages, or says why not."""
+    for account, stream, subject in (("", "LOG", "log.1"), ("", "KV_B", "$KV.B.k1"), ("TWO", "LOG", "log.1")):
+        client = clients[account]
+        client._asked += 1
+        reply = f"{client.inbox}{client._asked}"
+        client.take()
+        client.send(pub(subject, b"after", reply))
+        answers = [message for message in client.messages() if message.subject == reply]
+        if not answers or b'"seq"' not in answers[0].payload:
+            return f"publish to {stream} failed: {answers[0].payload if answers else b''!r}"
+    return ""
+
+
+def run(folder: Path, trials: int, *, seed: int = 1, scale: int = 1) -> list[Verdict]:
+    base = build(folder / "base", scale=scale)
+    return [trial(base, KINDS[n % len(KINDS)], seed * 100_000 + n, folder / "copy") for n in range(trials)]
+
+
+def table(verdicts: list[Verdict]) -> str:
+    """The verdicts by kind of damage."""
+    names = sorted({each.verdict for each in verdicts})
+    lines = [f"{'':8}" + "".join(f"{name:>11}" for name in names)]
+    for kind in KINDS:
+        counts = (sum(1 for each in verdicts if each.kind == kind and each.verdict == name) for name in names)
+        lines.append(f"{kind:8}" + "".join(f"{count:11}" for count in counts))
+    totals = (sum(1 for each in verdicts if each.verdict == name) for name in names)
+    return "\n".join([*lines, f"{'all':8}" + "".join(f"{count:11}" for count in totals)])
