@@ -146,24 +146,31 @@ class SubjectSet:
 
     def covering(self, pattern: str) -> str | None:
         """Another filter of the set that matches every subject that `pattern` matches; None if there is none."""
-        level = [self._tree]
+        return next((found for found in self.all_covering(pattern) if found != pattern), None)
+
+    def all_covering(self, pattern: str) -> Iterator[str]:
+        """Every filter of the set that matches all that `pattern` matches; `pattern` itself, if it is one of them."""
+        if pattern in self._literals:
+            yield pattern
+        level = [self._tree] if self._wildcards else []
         for token in pattern.split("."):
             self.steps += len(level)
             below: list[_Node] = []
             for node in level:
-                rest = node.get(">")
-                if rest is not None and rest[None] != pattern:
-                    return str(rest[None])
+                if ">" in node:
+                    yield node[">"][None]
                 if token == ">":
                     continue  # only another `>` covers it: a star is one token
                 if token in node:
                     below.append(node[token])
                 if token != "*" and "*" in node:
                     below.append(node["*"])
-            if not below:
-                return None
             level = below
-        return next((node[None] for node in level if node.get(None, pattern) != pattern), None)
+            if not level:
+                return
+        for node in level:
+            if None in node:
+                yield node[None]
 
     def index_literals(self) -> None:
         """Put the literals into their tree that are not there yet. A comparison with a wildcard does it, if need be."""

@@ -83,6 +83,7 @@ class Account:
         self.journals = shared.journals
         self.timers, self.commit_waiters = shared.timers, shared.commit_waiters
         self.jobs = AccountJobs(shared.jobs, shared.load, name, resume)
+        router.defer = self.jobs.go_on
         self.max_pending, self.max_payload = shared.max_pending, shared.max_payload
         self.leader_name, self.version, self.domain = shared.server_name, shared.version, shared.domain
         self.batch_usage, self.advisories = shared.batch_usage, shared.advisories

@@ -7,6 +7,7 @@ import pytest
 
 from slipstream.errors import UsageError
 from slipstream.server.engine.auth.users import User
+from slipstream.server.engine.core.routing import REMOVALS
 from slipstream.server.engine.core.session import Session
 from slipstream.wire import ConnectOptions, Err, Info, Ok, Ping, Pong
 from tests.server.support import HELLO, Rig
@@ -346,3 +347,34 @@ def test_ok_is_sent_to_verbose_clients_only() -> None:
     client = Rig().client()
     client.send(b"SUB a 1\r\nUNSUB 1\r\n")
     assert Ok() not in client.take()
+
+
+def test_subscriptions_of_a_client_that_leaves_are_removed_in_slices() -> None:
+    rig = Rig()
+    leaver, other = rig.client(), rig.client()
+    router = rig.engine.account("").router
+    before = len(router.matcher)
+    leaver.send(b"".join(b"SUB many.%d.* %d\r\n" % (at, at) for at in range(3000)))
+    rig.engine.disconnect(leaver.cid)
+    assert len(router.matcher) == before - 1 + 3000 - REMOVALS + 1  # its inbox is the first one, and goes last
+    # Until they are gone they are no interest, and get nothing.
+    for subject in ("many.5.x", "many.2999.x"):
+        assert router.interest(subject) == (False, False)
+        assert router.sole_client(subject) is None
+    other.send(b"PUB many.5.x _INBOX.c2.q 0\r\n\r\n", settle=False)
+    rig.flush()
+    assert [message.header for message in other.messages()] == [b"NATS/1.0 503\r\nNats-Subject: many.5.x\r\n\r\n"]
+    rig.settle()
+    assert len(router.matcher) == before - 1
+
+
+def test_push_consumer_of_a_client_that_leaves_with_many_subscriptions_is_not_bound() -> None:
+    rig = Rig()
+    leaver, other = rig.client(), rig.client()
+    other.create("S")
+    leaver.send(b"SUB to.me m\r\n" + b"".join(b"SUB many.%d.* %d\r\n" % (at, at) for at in range(3000)))
+    config = {"durable_name": "c", "deliver_subject": "to.me", "ack_policy": "none"}
+    assert other.api("CONSUMER.CREATE.S.c", {"stream_name": "S", "config": config | {"name": "c"}})["push_bound"]
+    rig.engine.disconnect(leaver.cid)
+    rig.settle()
+    assert not other.api("CONSUMER.INFO.S.c").get("push_bound")

@@ -6,16 +6,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from slipstream.api.times import nanoseconds
 from slipstream.server.engine.auth.users import Permissions, split_queue
-from slipstream.wire import has_wildcard, is_valid_filter, overlaps, subset_of
+from slipstream.wire import SubjectSet, has_wildcard, is_valid_filter, subset_of
 
 CACHE = 4096
 MAX_REPLIES = 4096  # reply subjects; beyond that, expired ones are dropped
-
-Filters = tuple[tuple[str, str], ...]  # subject and queue group
 
 
 class Rules:
@@ -27,12 +26,10 @@ class Rules:
         allow = permissions.publish
         if allow is None and self.responses is not None:
             allow = ()
-        self._publish = allow
-        self._publish_deny = permissions.publish_deny
-        self._subscribe: Filters | None = None
-        if permissions.subscribe is not None:
-            self._subscribe = tuple(split_queue(entry) for entry in permissions.subscribe)
-        self._subscribe_deny: Filters = tuple(split_queue(entry) for entry in permissions.subscribe_deny)
+        self._publish = SubjectSet(allow) if allow is not None else None
+        self._publish_deny = SubjectSet(permissions.publish_deny)
+        self._subscribe = _Entries(permissions.subscribe) if permissions.subscribe is not None else None
+        self._subscribe_deny = _Entries(permissions.subscribe_deny)
         self._may: dict[str, bool] = {}
         self._denied: dict[tuple[str, str], bool] = {}
 
@@ -40,7 +37,7 @@ class Rules:
         """The permissions in nats-server's JSON, for their user."""
         own = self.permissions
         sides = {
-            "publish": {"allow": self._publish, "deny": own.publish_deny},
+            "publish": {"allow": own.publish, "deny": own.publish_deny},
             "subscribe": {"allow": own.subscribe, "deny": own.subscribe_deny},
         }
         found: dict[str, Any] = {
@@ -55,8 +52,8 @@ class Rules:
         """Whether the lists permit it."""
         known = self._may.get(subject)
         if known is None:
-            known = self._publish is None or any(_within(subject, entry) for entry in self._publish)
-            known = known and not any(_within(subject, entry) for entry in self._publish_deny)
+            known = self._publish is None or _covers(self._publish, subject)
+            known = known and not _covers(self._publish_deny, subject)
             if len(self._may) >= CACHE:
                 self._may.clear()
             self._may[subject] = known
@@ -68,7 +65,7 @@ class Rules:
 
     def may_subscribe(self, subject: str, queue: str) -> bool:
         if self._subscribe is not None:
-            plain, queues = _covering(self._subscribe, subject)
+            plain, queues = self._subscribe.covering(subject)
             # For a member of a queue group, entries that name queue groups take precedence.
             if not (_names(queue, queues) if queue and queues else plain):
                 return False
@@ -76,9 +73,7 @@ class Rules:
 
     def needs_guard(self, subject: str, queue: str) -> bool:
         """Whether a permitted subscription could match a denied subject."""
-        return bool(queue or has_wildcard(subject)) and any(
-            overlaps(entry, subject) for entry, _ in self._subscribe_deny
-        )
+        return bool(queue or has_wildcard(subject)) and self._subscribe_deny.overlap(subject)
 
     def denies(self, subject: str, queue: str) -> bool:
         """Whether messages on a subject must not be delivered to a subscription in that queue group."""
@@ -91,19 +86,34 @@ class Rules:
         return known
 
     def _refuses(self, subject: str, queue: str) -> bool:
-        plain, queues = _covering(self._subscribe_deny, subject)
+        plain, queues = self._subscribe_deny.covering(subject)
         return plain or bool(queue and queues and _names(queue, queues))
 
 
-def _within(subject: str, entry: str) -> bool:
+def _covers(entries: SubjectSet, subject: str) -> bool:
     """Whether an entry covers a subject; an invalid subject is covered by none."""
-    return subset_of(subject, entry) and is_valid_filter(subject)
+    return next(entries.all_covering(subject), None) is not None and is_valid_filter(subject)
 
 
-def _covering(entries: Filters, subject: str) -> tuple[bool, list[str]]:
-    """Whether an entry without queue group covers a subject, and the queue groups of those with one."""
-    hits = [queue for entry, queue in entries if _within(subject, entry)]
-    return "" in hits, [queue for queue in hits if queue]
+class _Entries:
+    """A list of subjects that may name a queue group; looking one up does not depend on its length."""
+
+    def __init__(self, entries: Iterable[str]) -> None:
+        self._queues: dict[str, list[str]] = {}  # by subject; an empty one: no queue group
+        for subject, queue in map(split_queue, entries):
+            self._queues.setdefault(subject, []).append(queue)
+        self._set = SubjectSet(self._queues)
+
+    def covering(self, subject: str) -> tuple[bool, list[str]]:
+        """Whether an entry without queue group covers a subject, and the queue groups of those with one."""
+        if not is_valid_filter(subject):
+            return False, []
+        hits = [queue for entry in self._set.all_covering(subject) for queue in self._queues[entry]]
+        return "" in hits, [queue for queue in hits if queue]
+
+    def overlap(self, pattern: str) -> bool:
+        """Whether an entry shares a subject with a filter."""
+        return self._set.overlapping(pattern) is not None
 
 
 def _names(queue: str, wanted: list[str]) -> bool:

@@ -23,6 +23,7 @@ from slipstream.server.engine.consumers.job import DeliveryJob
 from slipstream.server.engine.consumers.outbound import Outbound, Recipient, add_header, headers_only
 from slipstream.server.engine.consumers.requests import (
     CONSUMER_DELETED,
+    HEARTBEAT_SHARE,
     LEVEL_MISSING,
     NO_MESSAGES,
     REQUESTS_PENDING,
@@ -39,6 +40,25 @@ from slipstream.server.engine.ports import Record
 from slipstream.server.engine.services import Services
 from slipstream.server.engine.timers import Timer
 from slipstream.wire.headers import status_block
+
+VISITS = 1024  # requests that are looked at in one go
+MANY = 64
+
+
+class _Farewell:
+    """A job that answers the requests of a consumer that was deleted."""
+
+    def __init__(self, services: Services, replies: list[str]) -> None:
+        self._services = services
+        self._replies = replies
+        self._at = 0
+
+    def run(self) -> tuple[Progress, int]:
+        part = self._replies[self._at : self._at + VISITS]
+        self._at += len(part)
+        for reply in part:
+            self._services.router.send(reply, CONSUMER_DELETED, b"")
+        return (Progress.MORE if self._at < len(self._replies) else Progress.DONE), len(part)
 
 
 class PullDelivery:
@@ -66,6 +86,7 @@ class PullDelivery:
         self._config = config
         self._queue = RequestQueue()
         self._timer = EarliestTimer(services.timers, self._look)  # for expiries and heartbeats of requests
+        self._removes = self._unvisited = 0  # see `_drop_deserted`
         self._pin = ""  # the id of the pinned client
         self._pinned_at = 0
         self._pin_timer: Timer | None = None
@@ -122,13 +143,14 @@ class PullDelivery:
             self._arm_pin(now)
         self._state.last_active = now
         self._queue.add(request)
-        self._arm(min((at for at in (request.expires, request.beat) if at), default=0))
+        self._arm(request.due)
         self._job.wake()
 
     def _cannot_serve(self, body: PullBody, now: int) -> bytes | None:
         """The status for a request with `no_wait` when there is nothing for it, or other requests come first."""
         if len(self._queue) >= self._config.max_waiting:
             self._review(now)
+            self._drop_deserted(VISITS)
         if not body.no_wait or not self._job.live:
             return None
         available = self._cursor.left + len(self._state.queue)
@@ -139,7 +161,8 @@ class PullDelivery:
             return NO_MESSAGES
         if self._queue:
             self._review(now)
-            if available < sum(request.batch for request in self._queue):
+            self._drop_deserted(VISITS)
+            if available < self._queue.wanted:
                 self._state.last_active = now
                 return REQUESTS_PENDING
         # It waits neither for acks of other messages nor for the consumer's `min_last_seq`.
@@ -152,25 +175,40 @@ class PullDelivery:
     def waiting(self) -> int:
         """How many requests wait."""
         self._review(self._services.router.now)
+        self._drop_deserted(VISITS)
         return len(self._queue)
 
     def _review(self, now: int, *, at_end: bool = False) -> None:
-        """End the requests that have expired or whose inbox has no subscriber; send the heartbeats that are due."""
-        kept: list[Request] = []
-        for request in self._queue:
+        """End the requests that have expired; send the heartbeats that are due. `at_end`: also end those that do not
+        wait for the next message."""
+        queue, router = self._queue, self._services.router
+        for request in queue.take_due(now, VISITS):
             if request.expires and request.expires <= now:
                 reason = (500, "Message Corrupt") if self._cursor.stopped_at else (408, "Request Timeout")
-                self._services.router.send(request.reply, request.ended(*reason), b"")
-            elif at_end and request.ends_here:
+                router.send(request.reply, request.ended(*reason), b"")
+                queue.end(request)
+            elif router.interest(request.reply)[0]:
+                router.send(request.reply, self._heartbeat(), b"")
+                request.beat = now + max(request.heartbeat, len(queue) * HEARTBEAT_SHARE)
+                queue.schedule(request)
+            else:
+                queue.end(request)
+        if at_end:
+            for request in queue.ending():
                 end = request.ended(500, "Message Corrupt") if self._cursor.stopped_at else NO_MESSAGES
-                self._services.router.send(request.reply, end, b"")
-            elif self._services.router.interest(request.reply)[0]:
-                if request.beat and request.beat <= now:
-                    self._services.router.send(request.reply, self._heartbeat(), b"")
-                    request.beat = now + request.heartbeat
-                kept.append(request)
-        if len(kept) != len(self._queue):
-            self._queue.replace(kept)
+                router.send(request.reply, end, b"")
+                queue.end(request)
+
+    def _drop_deserted(self, limit: int) -> None:
+        """End requests whose inbox has no subscriber any more. With very many, a part of them each time."""
+        queue, router = self._queue, self._services.router
+        if router.removes != self._removes:  # otherwise no inbox has lost one since it was looked at
+            self._removes, self._unvisited = router.removes, len(queue)
+        visited = queue.visit(min(limit, self._unvisited))
+        self._unvisited -= len(visited) if visited else self._unvisited
+        for request in visited:
+            if not router.interest(request.reply)[0]:
+                queue.end(request)
 
     def _heartbeat(self) -> bytes:
         last = (LAST_CONSUMER, str(self._state.dseq)), (LAST_STREAM, str(self._state.next_seq - 1))
@@ -183,7 +221,7 @@ class PullDelivery:
 
     def _look(self, now: int) -> None:
         self._review(now, at_end=self._acks.full)  # a request with `no_wait` does not wait for acks either
-        self._arm(min((at for r in self._queue for at in (r.expires, r.beat) if at), default=0))
+        self._arm(max(self._queue.next_due, now + 1) if self._queue.next_due else 0)
 
     # Delivering.
 
@@ -195,9 +233,7 @@ class PullDelivery:
             self._review(now, at_end=True)
             return Progress.DONE, 0
         outbound = Outbound(self._services)
-        # Each request wants at least one message: with as many requests as a chunk has messages the sum is not needed.
-        limit = min(sum(request.batch for request in self._queue), CHUNK) if len(self._queue) < CHUNK else CHUNK
-        again, fresh = self._cursor.upcoming(limit)
+        again, fresh = self._cursor.upcoming(min(self._queue.wanted, CHUNK))
         sent, stuck = self._redeliver(again, outbound, now), False
         if len(again) == sent:
             before = sent
@@ -277,7 +313,7 @@ class PullDelivery:
             recipient.put_all(part, f"{self._acks.prefix}1.", self._state.dseq, self._cursor.left)
             self._cursor.delivered_all(part, now)
             sent += len(part)
-            request.batch -= len(part)
+            self._queue.took(request, len(part))
             if request.batch <= 0:
                 self._queue.pop()
             elif request.heartbeat:
@@ -285,7 +321,10 @@ class PullDelivery:
         return sent
 
     def _is_one(self, outbound: Outbound) -> bool:
-        """Whether all requests are of one client, and none counts bytes: then there is no turn to take."""
+        """Whether all requests are of one client, and none counts bytes: then there is no turn to take. With many it is
+        cheaper to take turns than to look."""
+        if len(self._queue) > MANY:
+            return False
         session = outbound.to(self._queue.front().reply).session
         if session is None:
             return False
@@ -305,11 +344,11 @@ class PullDelivery:
 
     def _served(self, request: Request, recipient: Recipient, size: int, now: int) -> None:
         """The request in front got a message."""
-        request.batch -= 1
+        self._queue.took(request, 1)
         if request.max_bytes:
             request.max_bytes -= size
             if not request.max_bytes:  # exactly used up; 0 would mean that there is no bound
-                request.batch = 0
+                self._queue.took(request, request.batch)
         if request.batch <= 0:
             self._queue.pop()
             if request.max_bytes:
@@ -401,6 +440,7 @@ class PullDelivery:
     def used_until(self, now: int) -> int:
         """When the consumer was in use last."""
         self._review(now, at_end=True)
+        self._drop_deserted(8 * VISITS)
         if self._queue:
             return now
         # A client may be at work on its messages until their ack wait is over, as on nats-server.
@@ -411,12 +451,11 @@ class PullDelivery:
         self._timer.stop()
         if self._pin_timer is not None:
             self._pin_timer.cancel()
-        for request in self._queue:
-            self._services.router.send(request.reply, CONSUMER_DELETED, b"")
-        self._queue.replace([])
+        farewell = _Farewell(self._services, [request.reply for request in self._queue.clear()])
+        if farewell.run()[0] is Progress.MORE:
+            self._services.jobs.go_on(farewell, self)
 
     def retire(self) -> None:
         """The server shuts down: end all requests with that status."""
-        for request in self._queue:
+        for request in self._queue.clear():
             self._services.router.send(request.reply, request.ended(409, "Server Shutdown"), b"")
-        self._queue.replace([])

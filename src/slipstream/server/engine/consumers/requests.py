@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
 from typing import Annotated
 
 import msgspec
@@ -24,6 +25,10 @@ TOO_MANY_WAITING = status_block(409, "Exceeded MaxWaiting")
 REQUESTS_PENDING = status_block(408, "Requests Pending")
 LEVEL_MISSING = status_block(412, "Required Api Level")
 
+# Heartbeats of a pull: not more often than this, whatever it asks for, and not more than this many a second for all
+# pulls of a consumer. A client asks for seconds; one that asked for a nanosecond got 20,000 a second.
+MIN_HEARTBEAT = 10_000_000
+HEARTBEAT_SHARE = 100_000  # ns for each pull that waits: 10,000 heartbeats a second
 
 Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
@@ -53,7 +58,7 @@ class Request:
     """A pull request that waits for messages."""
 
     __slots__ = (
-        "batch", "beat", "body", "expires", "grouped", "heartbeat", "max_bytes", "reply",
+        "batch", "beat", "body", "expires", "grouped", "heartbeat", "is_over", "max_bytes", "reply",
     )  # fmt: skip
 
     def __init__(self, reply: str, body: PullBody, *, grouped: bool, now: int) -> None:
@@ -66,8 +71,14 @@ class Request:
         # A request with `no_wait` is answered at once, whatever it says of its end. Its end counts where it has to wait
         # all the same: for acks of other messages, or for the requests before it.
         self.expires = now + body.expires if body.expires > 0 else 0
-        self.heartbeat = max(body.idle_heartbeat, 0)
+        self.is_over = False
+        self.heartbeat = max(body.idle_heartbeat, MIN_HEARTBEAT) if body.idle_heartbeat > 0 else 0
         self.beat = now + self.heartbeat if self.heartbeat else 0  # when the next one is due
+
+    @property
+    def due(self) -> int:
+        """When it expires or its next heartbeat is due; 0: never."""
+        return min(self.expires, self.beat) if self.expires and self.beat else self.expires or self.beat
 
     @property
     def ends_here(self) -> bool:
@@ -131,20 +142,39 @@ def _group_refusal(body: PullBody, config: ConsumerConfig, pin: str) -> bytes | 
 
 
 class RequestQueue:
-    """The requests that wait, in the order of their turns."""
+    """The requests that wait, in the order of their turns.
+
+    There may be very many: what ends a request that is not in front (`end`), finding those that are due, and counting
+    do not look at the others.
+    """
 
     def __init__(self) -> None:
         self.prioritized = False
-        self._items: deque[Request] = deque()
+        self.wanted = 0  # messages, by all of them
+        self._count = 0
+        self._items: deque[Request] = deque()  # some have ended; the first one has not
+        self._due: list[tuple[int, int, Request]] = []  # a heap; its times may be too early
+        self._added = 0
+        self._ending: dict[Request, None] = {}
+        self._rounds: deque[Request] = deque()  # the order in which `visit` looks at them
 
     def __len__(self) -> int:
-        return len(self._items)
+        return self._count
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._items)
+        return (request for request in self._items if not request.is_over)
 
     def add(self, request: Request) -> None:
         """Add a request behind all others; with priorities, behind those of its own."""
+        self._count += 1
+        self.wanted += request.batch
+        self._insert(request)
+        self._rounds.append(request)
+        self.schedule(request)
+        if request.body.no_wait:
+            self._ending[request] = None
+
+    def _insert(self, request: Request) -> None:
         items = self._items
         if not self.prioritized or not items or items[-1].body.priority <= request.body.priority:
             items.append(request)
@@ -156,16 +186,98 @@ class RequestQueue:
         return self._items[0]
 
     def pop(self) -> Request:
-        return self._items.popleft()
+        """End the first request."""
+        request = self._items[0]
+        self.end(request)
+        return request
+
+    def end(self, request: Request) -> None:
+        """A request gets no more messages."""
+        if not request.is_over:
+            request.is_over = True
+            self._count -= 1
+            self.wanted -= request.batch
+            self._ending.pop(request, None)
+            self._clean()
+
+    def took(self, request: Request, count: int) -> None:
+        """A request got so many messages."""
+        request.batch -= count
+        self.wanted -= count
 
     def turn(self) -> None:
         """The first request had its turn."""
-        if len(self._items) > 1:
-            self.add(self._items.popleft())
+        if self._count > 1:
+            self._insert(self._items.popleft())
+            self._clean()
 
     def cycle(self) -> None:
         """The first request cannot use its turn: it goes behind all others."""
         self._items.rotate(-1)
+        self._clean()
 
-    def replace(self, requests: list[Request]) -> None:
-        self._items = deque(requests)
+    def _clean(self) -> None:
+        items = self._items
+        while items and items[0].is_over:
+            items.popleft()
+        if len(items) > 2 * self._count + 64:
+            self._items = deque(request for request in items if not request.is_over)
+        if len(self._rounds) > 2 * self._count + 64:
+            self._rounds = deque(request for request in self._rounds if not request.is_over)
+        if len(self._due) > 4 * self._count + 64:
+            self._due = [entry for entry in self._due if not entry[2].is_over]
+            heapify(self._due)
+
+    def clear(self) -> list[Request]:
+        """End all requests; returns them."""
+        ended = list(self)
+        for request in ended:
+            request.is_over = True
+        self._count = self.wanted = 0
+        for each in (self._items, self._due, self._ending, self._rounds):
+            each.clear()
+        return ended
+
+    # Time.
+
+    def schedule(self, request: Request) -> None:
+        """A request is due when it expires or its next heartbeat is."""
+        when = request.due
+        if when:
+            self._added += 1
+            heappush(self._due, (when, self._added, request))
+
+    @property
+    def next_due(self) -> int:
+        """When the next request is due, or earlier; 0: never."""
+        while self._due and self._due[0][2].is_over:
+            heappop(self._due)
+        return self._due[0][0] if self._due else 0
+
+    def take_due(self, now: int, limit: int) -> list[Request]:
+        """Requests that are due, at most so many. Those that go on must be given to `schedule` again."""
+        found: list[Request] = []
+        while len(found) < limit and 0 < self.next_due <= now:
+            request = heappop(self._due)[2]
+            if request.due <= now:
+                found.append(request)
+            else:  # it got a message, which puts off its heartbeat
+                self.schedule(request)
+        return found
+
+    # Looking through them.
+
+    def ending(self) -> list[Request]:
+        """The requests that end when no message is left."""
+        return [request for request in self._ending if request.ends_here]
+
+    def visit(self, limit: int) -> list[Request]:
+        """So many requests, those that were not visited for longest."""
+        found: list[Request] = []
+        rounds = self._rounds
+        while rounds and len(found) < min(limit, self._count):
+            request = rounds.popleft()
+            if not request.is_over:
+                rounds.append(request)
+                found.append(request)
+        return found

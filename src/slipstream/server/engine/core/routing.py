@@ -12,21 +12,28 @@ changes that could matter to them (`_invalidate`):
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Protocol
 
 from slipstream.server.engine.auth.permissions import Rules
 from slipstream.server.engine.auth.reply_targets import INBOX, is_reserved
 from slipstream.server.engine.core.output import Output
 from slipstream.server.engine.core.session import ClientSub, GuardedSub, Session
+from slipstream.server.engine.jobs import Job, Progress
 from slipstream.server.engine.journal import Answer
 from slipstream.wire import Match, Router, has_wildcard, hmsg, matches, overlaps
 
 MAX_SHORTCUTS = 32 * 1024
+REMOVALS = 1024  # subscriptions that are removed in one go
 SHARED = 64 * 1024  # bytes of a message from which on its subscribers share one copy
 MAX_INNER_WILDCARDS = 64  # beyond that, looking through them costs more than the shortcut saves
 ACKS = "$JS.ACK.>"
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+
+
+def _run_at_once(job: Job, owner: Hashable) -> None:  # noqa: ARG001
+    while job.run()[0] is Progress.MORE:
+        pass
 
 
 class Random(Protocol):
@@ -62,6 +69,7 @@ class AccountRouter:
         self._literals: dict[str, int] = {}  # `a.b` -> number of subscriptions on literal subjects `a.b.<token>`
         self._inner_wildcards: dict[str, int] = {}  # patterns such as `a.*.c` -> number of subscriptions
         self.inserts = self.removes = 0
+        self.defer: Callable[[Job, Hashable], None] = _run_at_once  # the account starts it as a job
         self._random = random
         self._output = output
         self.acks: Subscriber | None = None  # receives all acks past the matcher, while nothing else subscribes to them
@@ -116,7 +124,7 @@ class AccountRouter:
         """The clients that subscribed to exactly this subject, in that queue group (or in none, if it is empty)."""
         found = self.matcher.match_once(subject)
         subs = found.plain if not queue else next((group for name, group in found.queues if name == queue), ())
-        return [sub for sub in subs if isinstance(sub, ClientSub) and sub.subject == subject]
+        return [sub for sub in subs if isinstance(sub, ClientSub) and sub.subject == subject and not sub.session.closed]
 
     def _invalidate(self, pattern: str, change: int) -> None:
         """A subscription was made or ended: drop the shortcuts that may be wrong now."""
@@ -176,7 +184,13 @@ class AccountRouter:
         """Whether a subject has subscribers, and whether one of them is congested."""
         found = self.matcher.match_once(subject)
         every = (*found.plain, *(member for _, members in found.queues for member in members))
-        return bool(every), any(isinstance(sub, ClientSub) and sub.session.congested for sub in every)
+        there = congested = False
+        for sub in every:
+            if not isinstance(sub, ClientSub):
+                there = True
+            elif not sub.session.closed:
+                there, congested = True, congested or sub.session.congested
+        return there, congested
 
     def sole_client(self, subject: str, *, limited: bool = False) -> ClientSub | None:
         """The client subscription that is the only subscriber of a subject and takes any number of messages; with
@@ -189,6 +203,7 @@ class AccountRouter:
             type(sub) is not ClientSub
             or (sub.max_msgs and not limited)
             or not sub.session.headers
+            or sub.session.closed
             or not sub.sid.isascii()
         ):
             return None
@@ -384,11 +399,28 @@ class AccountRouter:
         session.close(text)
 
     def drop(self, session: Session) -> None:
-        """End all subscriptions of a client."""
+        """End all subscriptions of a client that leaves: many of them as a job. Until then nothing is delivered to
+        them, since the session is closed, and they count as no interest."""
         session.past_msgs = session.out_msgs
-        for sub in session.subs.values():
-            self.discard(sub.subject, sub, sub.queue)
+        removal = _Removal(self, list(session.subs.values()))
         session.subs.clear()
+        if removal.run()[0] is Progress.MORE:
+            self.defer(removal, removal)
+
+
+class _Removal:
+    """A job that removes the subscriptions of a client that has left."""
+
+    def __init__(self, router: AccountRouter, subs: list[ClientSub]) -> None:
+        self._router = router
+        self._subs = subs
+
+    def run(self) -> tuple[Progress, int]:
+        part = self._subs[-REMOVALS:]
+        del self._subs[-REMOVALS:]
+        for sub in part:
+            self._router.discard(sub.subject, sub, sub.queue)
+        return (Progress.MORE if self._subs else Progress.DONE), len(part)
 
 
 def _halves(subject: str, reply: str, header: bytes, payload: bytes) -> tuple[bytes, bytes]:
