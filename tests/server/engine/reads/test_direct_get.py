@@ -410,3 +410,22 @@ def test_multi_last_ignores_empty_filters_and_no_hdr(client: Client) -> None:
     assert status(one(client.direct("S", {"multi_last": [""]}))) == (404, "No Results")
     message, _ = client.direct("S", {"multi_last": ["", "s.1"], "no_hdr": True})
     assert headers(message)["Nats-Subject"] == "s.1"
+
+
+def test_patterns_of_a_multi_subject_get_are_bounded() -> None:
+    client = Rig().client()
+    client.create("S")
+    client.publish("s.1")
+    (answer,) = client.direct("S", {"multi_last": [f"s.{at}" for at in range(8193)]})
+    assert status(answer) == (413, "Too Many Subjects, at most 8192")
+    found = client.direct("S", {"multi_last": [f"s.{at}" for at in range(8192)]})
+    assert sequences(found) == [1]
+
+
+def test_an_invalid_pattern_among_many_matches_nothing_and_costs_nothing() -> None:
+    client = Rig().client()
+    client.create("S")
+    client.publish("s.1.x")
+    client.publish("s.2.y")
+    patterns = [f"*.*.z{at}" for at in range(200)] + ["s.>.x", "s..x", "*.1.*"]
+    assert sequences(client.direct("S", {"multi_last": patterns})) == [1]

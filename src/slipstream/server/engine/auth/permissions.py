@@ -61,7 +61,7 @@ class Rules:
 
     def may_publish_all(self, pattern: str) -> bool:
         """Whether the lists permit every subject that matches a pattern."""
-        return self.may_publish(pattern) and not any(overlaps(pattern, entry) for entry in self._publish_deny)
+        return self.may_publish(pattern) and self._publish_deny.overlapping(pattern) is None
 
     def may_subscribe(self, subject: str, queue: str) -> bool:
         if self._subscribe is not None:

@@ -30,6 +30,7 @@ QUEUE = "_sys_"
 REJECT_DELAY = 500_000_000
 DEPOSED_DELAY = 250_000_000  # added by a deposed leader, so that the real one answers first
 MAX_MULTI = 1024
+MAX_PATTERNS = 8192  # of `multi_last`: taking them apart is not done in slices
 MAX_SEQ = 2**64 - 1  # of the protocol: what is beyond is no number there
 CHUNK = 512
 CHUNK_BYTES = 256 * 1024
@@ -45,6 +46,7 @@ MALFORMED = status_block(408, "Malformed Request")
 BAD = status_block(408, "Bad Request")
 STALE = status_block(412, "Min Last Sequence")
 TOO_MANY = status_block(413, "Too Many Results")
+TOO_MANY_PATTERNS = status_block(413, f"Too Many Subjects, at most {MAX_PATTERNS}")
 TOO_BUSY = status_block(429, "Too Many Requests")
 CORRUPT = status_block(500, "Message Corrupt")
 
@@ -596,6 +598,8 @@ def parse(payload: bytes) -> GetRequest | bytes:
     request = _decode(payload)
     if request is None:
         return MALFORMED
+    if len(request.multi_last) > MAX_PATTERNS:
+        return TOO_MANY_PATTERNS
     by_time = request.start_time is not None
     last, following, multi = request.last_by_subj, request.next_by_subj, request.multi_last
     if not (request.seq or last or following or multi or by_time):
