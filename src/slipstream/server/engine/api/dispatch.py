@@ -36,6 +36,7 @@ from slipstream.server.engine.api.responses import MAX_SUBJECTS, stream_info, su
 from slipstream.server.engine.auth.account_limits import check_stream, used
 from slipstream.server.engine.auth.reply_targets import Targets
 from slipstream.server.engine.core.client_info import client_info
+from slipstream.server.engine.core.session import Session
 from slipstream.server.engine.journal import Journal, ReplyPort, Source
 from slipstream.server.engine.ports import Record
 from slipstream.server.engine.reads.direct_get import ReplicaPeer
@@ -254,11 +255,17 @@ class Api:
 
     def _audit(self, journal: Journal | None, asked: Request, answer: bytes, source: Source) -> None:
         """Send the audit advisory, if it has subscribers."""
+        self._audit_for(self._catalog.router.origin, journal, asked, answer, source)
+
+    def _audit_for(
+        self, origin: Session | None, journal: Journal | None, asked: Request, answer: bytes, source: Source
+    ) -> None:
+        """Send the audit advisory about a request that may have been answered in a later turn than it was made."""
         subject, _, payload = asked
         router = self._catalog.router
         if router.interest(AUDIT_SUBJECT)[0]:
             server = self._catalog.leader_name
-            client = client_info(router.origin, server=server) if router.origin is not None else None
+            client = client_info(origin, server=server) if origin is not None else None
             audited = AuditedRequest(server, client, subject, payload)
             audit = AuditAdvisory(self._catalog.advisories, router, source, audited, answer)
             self._catalog.answer(journal, AUDIT_SUBJECT, b"", audit)
@@ -471,13 +478,13 @@ class Api:
     # Message Get: the leader answers from committed messages, which include every acknowledged one.
 
     def _get_message(self, name: str, asked: Request, source: _Response, now: int) -> None:
-        send = self._catalog.router.send
+        send, origin = self._catalog.router.send, self._catalog.router.origin
         _, reply, payload = asked
 
         def reject(error: ApiError) -> None:
             answer = source.failure(error)
             send(reply, b"", answer)
-            self._audit(None, asked, answer, source)
+            self._audit_for(origin, None, asked, answer, source)
 
         def found(record: Record | None) -> None:
             if record is None:
