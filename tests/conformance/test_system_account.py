@@ -61,6 +61,8 @@ def shape(value: Any) -> Any:
             for key, item in sorted(value.items())
             if key not in LEFT_OUT and key not in ADDED
         }
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return sorted(value)  # nats-server lists permissions in any order
     return [shape(item) for item in value] if isinstance(value, list) else value
 
 
