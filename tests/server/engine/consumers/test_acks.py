@@ -26,7 +26,7 @@ def floor(bench: Bench) -> tuple[int, int]:
 
 def events(bench: Bench) -> Client:
     client = bench.rig.client()
-    client.send(b"SUB $JS.EVENT.> 1\r\n")
+    client.send(b"SUB $JS.EVENT.ADVISORY.CONSUMER.> 1\r\nSUB $JS.EVENT.METRIC.> 2\r\n")  # without audits of requests
     return client
 
 

@@ -74,7 +74,7 @@ def test_info_does_not_look_through_the_pulls_that_wait(lookups: type[Lookups]) 
     one.info()
     before = lookups.count
     assert one.info()["num_waiting"] == 4000
-    assert lookups.count == before
+    assert lookups.count - before <= 1  # for an audit of the request
     other = one.rig.client()
     other.send(b"SUB x 1\r\nUNSUB 1\r\n")  # some inbox may have lost its subscriber
     assert one.info()["num_waiting"] == 4000

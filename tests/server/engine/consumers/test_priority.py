@@ -53,7 +53,7 @@ def test_overflow_by_pending_acks(bench: Bench) -> None:
 def test_a_pinned_client_gets_everything_until_it_is_unpinned(bench: Bench) -> None:
     bench.create(priority_policy="pinned_client", priority_groups=["g"], priority_timeout=10 * SECOND)
     listener = bench.rig.client()
-    listener.send(b"SUB $JS.EVENT.> 1\r\n")
+    listener.send(b"SUB $JS.EVENT.ADVISORY.CONSUMER.> 1\r\n")
     first, second = bench.rig.client(), bench.rig.client()
     bench.ask_for(2, client=first, group="g")
     bench.ask_for(9, client=second, group="g")
