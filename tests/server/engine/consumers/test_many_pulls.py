@@ -78,7 +78,7 @@ def test_info_does_not_look_through_the_pulls_that_wait(lookups: type[Lookups]) 
     other = one.rig.client()
     other.send(b"SUB x 1\r\nUNSUB 1\r\n")  # some inbox may have lost its subscriber
     assert one.info()["num_waiting"] == 4000
-    assert lookups.count - before <= pull.VISITS
+    assert lookups.count - before <= pull.VISITS + 2  # for the audits of two requests
 
 
 def test_pulls_whose_inbox_is_gone_are_found_a_part_at_a_time() -> None:
