@@ -210,11 +210,11 @@ class Run:
     async def do_stale(self) -> None:
         newest = self.model.present.newest(self.key())
         try:
-            await self._write(self.handle.kv.update, last=newest.revision + 1 if newest else 1)
+            is_stored = await self._write(self.handle.kv.update, last=newest.revision + 1 if newest else 1)
         except WrongLastSequenceError:
             await self.settle()
         else:
-            raise AssertionError("an update of another revision succeeded")
+            assert not is_stored, "an update of another revision succeeded"
 
     async def do_delete(self) -> None:
         await self._write(self.handle.kv.delete, operation=Operation.DELETE)
