@@ -118,6 +118,7 @@ IO_EXCEPTIONS = {
     "slipstream/spark/connect.py": {"pathlib"},  # credentials and contexts are files
     "slipstream/spark/pipelines/checks/validate.py": {"pathlib", "tempfile"},
     "slipstream/spark/pipelines/workbench/preview.py": {"tempfile"},
+    "slipstream/spark/pipelines/workbench/warm.py": {"os", "pathlib", "subprocess", "tempfile"},
     "slipstream/spark/pipelines/lock.py": {"os", "pathlib", "time"},
     "slipstream/spark/pipelines/connection.py": {"os", "pathlib"},
     "slipstream/spark/pipelines/reader.py": {"pathlib"},

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 TASK_ATTEMPTS = 4
 JVM_DIR = Path("/usr/lib/jvm")
+JVM_OPTIONS = "SPARK_SUBMIT_OPTS"  # the variable from which Spark's launcher takes options of the JVM
 _LOGS = """
 rootLogger.level = error
 rootLogger.appenderRef.console.ref = console
@@ -56,6 +57,7 @@ def start_spark(pipeline: Pipeline, master: str, state: StateFolder, *, verbose:
     find_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark's workers run the system's Python
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+    _use_archive()
     from pyspark import SparkConf
     from pyspark.core.context import Py4JError  # type: ignore[attr-defined]
     from pyspark.errors import PySparkException
@@ -104,6 +106,22 @@ def _start_context(settings: SparkConf, log: Path | None) -> None:
     with log.open("wb") as file:
         gateway = launch_gateway(settings, {"stderr": file})  # type: ignore[no-untyped-call]
     SparkContext(conf=settings, gateway=gateway)
+
+
+def archive_path() -> Path:
+    """Where `pipeline warm` keeps the class-data archive of this version of Spark."""
+    from pyspark import __version__
+
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home, "slipstream", f"spark-{__version__}.jsa")
+
+
+def _use_archive() -> None:
+    """Have the JVM start from the archive, if there is one and the environment does not say otherwise."""
+    options = os.environ.get(JVM_OPTIONS, "")
+    if "ArchiveFile" in options or "ArchiveClasses" in options or not (path := archive_path()).is_file():
+        return
+    os.environ[JVM_OPTIONS] = f"{options} -XX:SharedArchiveFile={path} -Xlog:cds=off -Xlog:cds+dynamic=off".strip()
 
 
 def _silence_context_loggers() -> None:
