@@ -369,3 +369,13 @@ def test_a_nak_with_any_delay_can_be_stored(delay: bytes, ack_wait: int) -> None
     bench.rig.wait(0.1)
     assert bench.client.publish("s.b")["seq"] == 2
     assert bench.info()["num_ack_pending"] == 1
+
+
+def test_messages_with_a_tiny_ack_wait_are_redelivered_once_a_millisecond() -> None:
+    bench = Bench(Rig())
+    bench.client.send(b"SUB to.me 9\r\n")
+    bench.create(ack_wait=1, deliver_subject="to.me")
+    bench.fill("s.a")
+    bench.client.take()
+    bench.rig.wait(0.05)
+    assert 40 <= len(bench.client.messages()) <= 50

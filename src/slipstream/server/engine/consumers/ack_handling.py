@@ -201,7 +201,7 @@ class AckHandling:
         state = self._state
         state.last_active = state.last_delivery = now
         if self.required and state.pending and self._waits[0]:
-            self.arm(now + min(self._waits))
+            self.arm(now + max(min(self._waits), MILLISECOND))  # or an ack wait of 1 ns would redeliver without a pause
         self._writer.mark()
 
     def arm(self, when: int) -> None:
