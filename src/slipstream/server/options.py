@@ -269,7 +269,11 @@ class ServerOptions(ListenerOptions):
         "time before lame duck mode closes the first client", 10.0, keys="lame_duck_grace_period"
     )
 
-    faults: bool = option("accept fault commands on $SLIPSTREAM.FAULTS.>", False, group="Testing", flags="faults")
+    compat: str = option(
+        "answer as that server does, also where the design documents say otherwise: nats-server", "",
+        group="Testing", keys="compat", flags="compat", value="SERVER", choices=("", "nats-server"),
+    )  # fmt: skip
+    faults: bool = option("accept fault commands on $SLIPSTREAM.FAULTS.>", False, flags="faults")
     virtual_time: bool = option("a clock that only fault commands move", False, flags="virtual-time virtual_time")
 
     def __post_init__(self) -> None:
@@ -290,6 +294,8 @@ class ServerOptions(ListenerOptions):
             raise UsageError(
                 f"max_pending_total must be at least max_payload ({self.max_payload}), got {self.max_pending_total}"
             )
+        if self.compat not in ("", "nats-server"):
+            raise UsageError(f"compat must be 'nats-server' or empty, got {self.compat!r}")
         if not self.ping_interval:
             raise UsageError("ping_interval must be more than 0 s, got 0 s")
         if any(char.isspace() for char in self.name):

@@ -494,6 +494,7 @@ def engine_settings(options: ServerOptions, tls: Tls | None) -> Settings:
         operators=options.operators,
         account_tokens=options.account_tokens,
         system_account=options.system_account,
+        compat=options.compat == "nats-server",
         # Clients live in real time even if the server's is virtual: they would seem to answer no PING.
         ping_interval=round((NEVER if options.virtual_time else check_seconds(options.ping_interval)) * 1e9),
         max_pings_out=options.max_pings_out,

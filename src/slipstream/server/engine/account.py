@@ -85,6 +85,7 @@ class Account:
         self.jobs = AccountJobs(shared.jobs, shared.load, name, resume)
         router.defer = self.jobs.go_on
         self.max_pending, self.max_payload = shared.max_pending, shared.max_payload
+        self.compat = shared.compat
         self.leader_name, self.version, self.domain = shared.server_name, shared.version, shared.domain
         self.batch_usage, self.advisories = shared.batch_usage, shared.advisories
         self._last_created = 0

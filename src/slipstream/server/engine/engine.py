@@ -97,6 +97,7 @@ class Engine:
             max_pending=settings.max_pending_bytes,
             max_payload=settings.max_payload,
             advisories=Advisories(settings.server_id, settings.domain),
+            compat=settings.compat,
             journals={Storage.FILE.value: file_journal, Storage.MEMORY.value: memory_journal},
             batch_usage=BatchUsage(settings.max_pending_total),
         )

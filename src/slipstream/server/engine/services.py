@@ -101,6 +101,7 @@ class SharedServices:
     max_pending: int
     max_payload: int
     advisories: Advisories
+    compat: bool  # answer as nats-server does, where the documents say otherwise
     journals: Mapping[str, Journal]  # by storage; both may be the same
     batch_usage: BatchUsage
     timers: Timers = field(default_factory=Timers)
@@ -128,6 +129,7 @@ class Services(Protocol):
     domain: str  # of JetStream; empty: none
     batch_usage: BatchUsage
     advisories: Advisories
+    compat: bool  # answer as nats-server does, where the documents say otherwise
     leader_name: str  # of the server, and so of the first peer of each stream
 
     @property

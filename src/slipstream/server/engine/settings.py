@@ -43,6 +43,7 @@ class Settings:
     max_pings_out: int
     # The nats-server release whose behaviour is implemented: clients enable features by it.
     version: str = "2.15.1"
+    compat: bool = False  # answer as nats-server does, also where the design documents say otherwise
 
     def limits_of(self, account: str, own: AccountLimits | None) -> AccountLimits:
         """JetStream limits of an account: its own, or those set for it here, within those of the server."""

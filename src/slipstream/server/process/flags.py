@@ -139,7 +139,10 @@ def apply(flags: Flags, options: ProcessOptions) -> ProcessOptions:
     changes |= _users(flags) | _tls(flags, server)
     if changes.get("http_port") == 0:  # off, as in the configuration file
         changes["http_port"] = None
-    if flags.is_set("jetstream") or flags.is_set("data_dir"):  # a directory for streams means JetStream
+    is_compat = changes.get("compat", server.compat) != ""
+    if flags.is_set("jetstream") or (
+        flags.is_set("data_dir") and not is_compat
+    ):  # a directory for streams means JetStream
         changes["jetstream"] = flags.is_on("jetstream") or not flags.is_set("jetstream")
     if flags.text("upstreams"):
         changes["upstreams"] = _upstreams(flags.values["upstreams"])

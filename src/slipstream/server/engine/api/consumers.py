@@ -56,9 +56,11 @@ class UnpinRequest(msgspec.Struct):
 class ConsumerApi:
     """The handlers of one account."""
 
-    def __init__(self, find: Find, metadata: Mapping[str, str]) -> None:
-        """`find` returns the stream of a name, or raises; `metadata` is what the server adds to reports."""
+    def __init__(self, find: Find, metadata: Mapping[str, str], *, compat: bool = False) -> None:
+        """`find` returns the stream of a name, or raises; `metadata` is what the server adds to reports; with `compat`
+        everything is as on a single nats-server."""
         self._find = find
+        self._is_compat = compat
         self._metadata = metadata
         # By verb: the type of response, the handler, and the number of tokens that follow (None: the handler checks).
         self.handlers: dict[str, tuple[str, Handler, int | None]] = {
@@ -71,6 +73,7 @@ class ConsumerApi:
             "PAUSE": ("consumer_pause_response", self._pause, 2),
             "UNPIN": ("consumer_unpin_response", self._unpin, 2),
             "RESET": ("consumer_reset_response", self._reset, 2),
+            "LEADER": ("consumer_leader_stepdown_response", self._step_down, 3),
         }
 
     # Create and update.
@@ -91,6 +94,8 @@ class ConsumerApi:
     ) -> Outcome:
         body = _create_body(payload)
         config = rules.parse(body.get("config", {}))
+        if self._is_compat and "min_last_seq" in body.get("config", {}):
+            raise ErrorCode.INVALID_JSON.error(err='json: unknown field "min_last_seq"')
         if body.get("stream_name", "") != stream_name:
             raise ErrorCode.STREAM_MISMATCH.error()
         if any(char in (name or config.name) for char in "\\/"):
@@ -137,7 +142,13 @@ class ConsumerApi:
         # The documentation shows it; nats-server itself omits it without a cluster. It must be in every report of a
         # consumer, since clients compare the response to a create with later infos.
         when = {name: info.pop(name) for name in AFTER_CLUSTER if name in info}
-        return info | {"cluster": {"leader": consumer.services.leader_name}} | when
+        cluster = {} if self._is_compat else {"cluster": {"leader": consumer.services.leader_name}}
+        return info | cluster | when
+
+    def _step_down(self, tokens: list[str], _: bytes, __: int) -> Outcome:
+        """`LEADER.STEPDOWN.<stream>.<consumer>`: a consumer is led by its stream's leader, never by itself."""
+        del tokens
+        raise ErrorCode.CLUSTER_REQUIRED.error()
 
     # Changes.
 

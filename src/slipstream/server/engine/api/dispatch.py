@@ -212,7 +212,7 @@ class Api:
             "STREAM.LEADER.STEPDOWN": ("stream_leader_stepdown_response", self._step_down),
             "STREAM.PEER.REMOVE": ("stream_remove_peer_response", self._remove_peer),
         }
-        self._consumers = ConsumerApi(self._stream, self._metadata)
+        self._consumers = ConsumerApi(self._stream, self._metadata, compat=catalog.compat)
 
     def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:
         """Handle a request. An unknown one is not answered, as on nats-server."""
@@ -370,7 +370,9 @@ class Api:
     def _create(self, name: str, payload: bytes, now: int) -> Outcome:
         requested, pedantic = _config(payload, name)
         rules.check_create(requested)
-        config = source_config.checked(rules.normalise(requested, pedantic=pedantic), self._catalog.streams)
+        config = source_config.checked(
+            rules.normalise(requested, pedantic=pedantic, compat=self._catalog.compat), self._catalog.streams
+        )
         stream = self._catalog.streams.get(name)
         if name in self._catalog.restores:
             raise StreamNameInUseError
@@ -391,7 +393,7 @@ class Api:
 
     def _update(self, name: str, payload: bytes, now: int) -> Outcome:
         requested, pedantic = _config(payload, name)
-        config = rules.normalise(requested, pedantic=pedantic)
+        config = rules.normalise(requested, pedantic=pedantic, compat=self._catalog.compat)
         stream = self._stream(name)
         config = source_config.checked(rules.updated(stream.config, config), self._catalog.streams)
         others = [other for other in self._catalog.streams.values() if other is not stream]
@@ -500,7 +502,7 @@ class Api:
                 reject(ErrorCode.STREAM_GENERAL.error(err="too many searches at once"))
 
         try:
-            request = _get_request(payload)
+            request = _get_request(payload, compat=self._catalog.compat)
             stream = self._stream(name)
         except ApiError as exc:
             reject(exc)
@@ -561,10 +563,12 @@ class _StrictGet(GetRequest, frozen=True, kw_only=True, omit_defaults=True, forb
     """Message Get rejects unknown fields; Direct Get ignores them."""
 
 
-def _get_request(payload: bytes) -> GetRequest:
+def _get_request(payload: bytes, *, compat: bool) -> GetRequest:
     if _is_empty(payload):
         raise BadApiRequestError
     request = _decode(payload, _StrictGet)
+    if compat and request.min_last_seq:
+        raise ErrorCode.INVALID_JSON.error(err='json: unknown field "min_last_seq"')
     by_time = request.start_time is not None
     try:
         if request.start_time is not None:

@@ -125,7 +125,7 @@ class PullDelivery:
         """Queue a request, or answer it with the status that refuses it."""
         if not reply:
             return
-        parsed = parse(payload)
+        parsed = parse(payload, compat=self._services.compat)
         if isinstance(parsed, bytes):
             self._services.router.send(reply, parsed, b"")
             return
@@ -166,7 +166,8 @@ class PullDelivery:
                 self._state.last_active = now
                 return REQUESTS_PENDING
         # It waits neither for acks of other messages nor for the consumer's `min_last_seq`.
-        if not body.waits and (self._cursor.held or (self._acks.full and not self._state.queue)):
+        full = self._acks.full and not self._state.queue and not self._services.compat
+        if not body.waits and (self._cursor.held or full):
             self._state.last_active = now
             return NO_MESSAGES
         return None
@@ -220,7 +221,8 @@ class PullDelivery:
             self._timer.arm(when)
 
     def _look(self, now: int) -> None:
-        self._review(now, at_end=self._acks.full)  # a request with `no_wait` does not wait for acks either
+        # A request with `no_wait` does not wait for acks either; on nats-server it does.
+        self._review(now, at_end=self._acks.full and not self._services.compat)
         self._arm(max(self._queue.next_due, now + 1) if self._queue.next_due else 0)
 
     # Delivering.
@@ -259,7 +261,8 @@ class PullDelivery:
                 self._review(now, at_end=True)
             return Progress.DONE
         if self._acks.full and not self._state.queue:
-            self._review(now, at_end=True)  # what requests with `no_wait` did not get is not for them
+            # What requests with `no_wait` did not get is not for them.
+            self._review(now, at_end=not self._services.compat)
             return Progress.DONE
         return Progress.MORE if sent else Progress.DONE
 

@@ -54,6 +54,14 @@ class PullBody(msgspec.Struct):
         return not self.no_wait or (self.idle_heartbeat > 0 and self.expires > 0)
 
 
+class CompatPullBody(PullBody):
+    """The body of a pull request on a server that answers as nats-server does: `expires` wins over `no_wait`."""
+
+    @property
+    def waits(self) -> bool:
+        return not self.no_wait or self.expires > 0
+
+
 class Request:
     """A pull request that waits for messages."""
 
@@ -91,7 +99,7 @@ class Request:
         return status_block(code, text, [(PENDING_MESSAGES, str(self.batch)), (PENDING_BYTES, str(self.max_bytes))])
 
 
-def parse(payload: bytes) -> tuple[PullBody, bool] | bytes:
+def parse(payload: bytes, *, compat: bool = False) -> tuple[PullBody, bool] | bytes:
     """The request in a body and whether it was JSON; or the status that refuses it."""
     text = payload.strip()
     if not text:
@@ -102,7 +110,7 @@ def parse(payload: bytes) -> tuple[PullBody, bool] | bytes:
             return PullBody(batch=int(text)), False
         return PullBody(batch=1), False
     try:
-        body = read_json(text, PullBody)
+        body = read_json(text, CompatPullBody if compat else PullBody)
     except NOT_JSON as exc:
         return status_block(400, f"Bad Request - {' '.join(str(exc).split())}")
     if body.idle_heartbeat > 0 and body.idle_heartbeat * 2 > body.expires:

@@ -27,6 +27,8 @@ def info(settings: Settings, session: Session, *, locked: bool, system_account: 
         "client_ip": session.peer.host,
         "api_lvl": API_LEVEL,
     }
+    if settings.compat:
+        del fields["slipstream"]
     if settings.domain:
         fields["domain"] = settings.domain
     if locked:

@@ -119,6 +119,8 @@ def varz(engine: Engine, now: int) -> dict[str, Any]:
             seen[name] = True
     if settings.jetstream:
         seen["jetstream"] = _jetstream_varz(engine)
+    if settings.compat:
+        del seen["slipstream"]
     return seen
 
 

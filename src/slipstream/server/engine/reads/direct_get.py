@@ -78,6 +78,7 @@ class ReplicaPeer:
         self.gap_until = 0  # it speaks for nothing before it gets there
         self.is_true_copy = False  # it may speak for its upstream
         self._services = services
+        self._is_compat = services.compat
         self._cut = len(PREFIX) + len(name)
         self._load = services.jobs.load
         self._waiting: list[WaitingRead] = []
@@ -89,6 +90,8 @@ class ReplicaPeer:
         if not reply:
             return True
         request = parse_appended(subject[self._cut + 1 :], payload) if len(subject) > self._cut else parse(payload)
+        if self._is_compat:
+            request = parse_compat(subject[self._cut + 1 :], payload)
         if isinstance(request, bytes):
             self._services.router.send(reply, request, b"")
         elif request.min_last_seq > self.log.committed.last_seq or self.gap_until:
@@ -578,7 +581,9 @@ class DirectBatch:
         values = [(names.NUM_PENDING, str(pending)), (names.LAST_SEQUENCE, str(self._last))]
         if self._seqs is not None:
             values.append((names.UP_TO_SEQUENCE, str(self._up_to)))
-        return stamped(status_block(204, "EOB", [*values, (names.PENDING_MESSAGES, str(pending))]), self._stamp)
+        if not self._services.compat:
+            values.append((names.PENDING_MESSAGES, str(pending)))
+        return stamped(status_block(204, "EOB", values), self._stamp)
 
 
 def stamp(peer: str, as_of: int, created: int) -> str:
@@ -620,6 +625,21 @@ class _AppendedBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _decode_appended = msgspec.json.Decoder(_AppendedBody).decode
+
+
+def parse_compat(subject: str, payload: bytes) -> GetRequest | bytes:
+    """The request as nats-server reads it: `min_last_seq` and `as_of` are fields that it does not know, and a request
+    with the subject appended may have a body, in which no other message is named."""
+    if not subject:
+        found = parse(payload)
+        return found if isinstance(found, bytes) else msgspec.structs.replace(found, min_last_seq=0, as_of=False)
+    request = _decode(payload) if payload else GetRequest()
+    if request is None:
+        return MALFORMED
+    named = request.last_by_subj or request.next_by_subj or request.multi_last or request.seq or request.batch
+    if named or request.up_to_seq or request.start_time is not None or request.up_to_time is not None:
+        return BAD
+    return GetRequest(last_by_subj=subject, no_hdr=request.no_hdr)
 
 
 def parse_appended(subject: str, payload: bytes) -> GetRequest | bytes:

@@ -97,7 +97,7 @@ class SnapshotApi:
             raise BadApiRequestError
         catalog, request = self._catalog, decode(payload, RestoreRequest)
         requested, _ = stream_config(encode_json({"name": name} | request.config), name)
-        config = source_config.checked(rules.normalise(requested), catalog.streams)
+        config = source_config.checked(rules.normalise(requested, compat=catalog.compat), catalog.streams)
         check_stream(catalog.limits, config, catalog.streams.values(), new=True)
         if name in catalog.streams or name in catalog.restores:
             raise ErrorCode.STREAM_NAME_EXIST_RESTORE_FAILED.error()

@@ -92,14 +92,16 @@ def _check_bounds(body: dict[str, Any]) -> None:
         raise _invalid(text)
 
 
-def normalise(config: StreamConfig, *, pedantic: bool = False) -> StreamConfig:
+def normalise(config: StreamConfig, *, pedantic: bool = False, compat: bool = False) -> StreamConfig:
     """Fill in defaults and check the rest; raises the ApiError of the first broken rule. With `pedantic`, values that
-    do not fit are rejected instead of adjusted."""
+    do not fit are rejected instead of adjusted; with `compat` it is all as on a single nats-server."""
     _check_names(config)
     if config.num_replicas > MAX_REPLICAS:
         raise _invalid(f"maximum replicas is {MAX_REPLICAS}")
     if config.num_replicas < 0:
         raise ErrorCode.REPLICAS_COUNT_CANNOT_BE_NEGATIVE.error()
+    if compat and config.num_replicas > 1:
+        raise ErrorCode.STREAM_REPLICAS_NOT_SUPPORTED.error()
     for name in _LIMITS:
         if pedantic and getattr(config, name) < -1:
             raise pedantic_error(f"{name} must be set to -1")
@@ -121,7 +123,8 @@ def normalise(config: StreamConfig, *, pedantic: bool = False) -> StreamConfig:
         raise _invalid("preferred server not permitted in placement")
     # The specification of Direct Get: a limit per subject indicates a key-value bucket, and enables Direct Get whatever
     # the request says. (nats-server itself leaves it to the clients.)
-    return with_level(config.replace(allow_direct=config.allow_direct or config.max_msgs_per_subject > 0))
+    is_bucket = config.max_msgs_per_subject > 0 and not compat
+    return with_level(config.replace(allow_direct=config.allow_direct or is_bucket))
 
 
 def check_create(config: StreamConfig) -> None:
