@@ -20,7 +20,7 @@ from pathlib import Path
 from slipstream.errors import Error, UsageError
 from slipstream.server.options import COMMAND_DEFAULTS
 from slipstream.server.process import flags as command_line
-from slipstream.server.process import logs
+from slipstream.server.process import logs, recovery
 from slipstream.server.process.config_file import read_config
 from slipstream.server.process.options import ProcessOptions
 from slipstream.server.process.private_dir import default_root, make_private
@@ -34,6 +34,8 @@ log = logging.getLogger("slipstream.server")
 
 def main(argv: Sequence[str], *, started: Callable[[Server], None] | None = None) -> int:
     """Run a server until a signal stops it; `started` is called once it listens. Returns the exit code."""
+    if argv and argv[0] in recovery.USAGE:
+        return recovery.main(argv[0], argv[1:])
     flags = command_line.parse(argv)
     if (signalled := flags.text("signal")) is not None:
         send_signal(signalled)

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from slipstream.errors import CorruptRecordError, StoreError
 from slipstream.server.engine.auth.users import User
 from slipstream.server.engine.ports import StreamLog
+from slipstream.server.store.lmdb.salvage import salvage
 from slipstream.server.store.lmdb.segments import Tuning
 from slipstream.server.store.lmdb.store import LmdbStore
 from slipstream.wire import Headers, Msg, pub
@@ -55,6 +56,7 @@ class Verdict(NamedTuple):
     kind: str
     verdict: str
     detail: str
+    lost: int  # messages that are not in the salvaged store; -1: nothing could be salvaged
 
 
 def login(rig: Rig, user: str) -> Client:
@@ -165,8 +167,13 @@ def trial(base: Base, kind: str, seed: int, folder: Path) -> Verdict:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "data.mdb").write_bytes(data)
+    target = folder.with_name("salvaged")
+    shutil.rmtree(target, ignore_errors=True)
+    recovered, lost = in_child(recover, folder, target, base.truth)
     verdict, detail = in_child(read_everything, folder, base.truth)
-    return Verdict(kind, verdict, f"{kind} {seed}: {what}: {detail}")
+    if recovered not in ("COPIED", "REFUSED"):
+        verdict, detail = recovered, f"salvage: {lost}"
+    return Verdict(kind, verdict, f"{kind} {seed}: {what}: {detail}", int(lost) if recovered == "COPIED" else -1)
 
 
 def in_child(work: Any, *args: Any) -> tuple[str, str]:
@@ -397,6 +404,35 @@ def still_takes_messages(clients: dict[str, Client]) -> str:
         if not answers or b'"seq"' not in answers[0].payload:
             return f"publish to {stream} failed: {answers[0].payload if answers else b''!r}"
     return ""
+
+
+def recover(folder: Path, target: Path, truth: Truth) -> tuple[str, str]:
+    """Salvage a damaged store and compare; the detail is how many messages were lost."""
+    told: list[str] = []
+    try:
+        survey = salvage(folder, target, told.append)
+    except StoreError as exc:
+        return "REFUSED", str(exc)
+    store = LmdbStore(target, map_size=1 << 28, tuning=TUNING)
+    # Without the newest meta page the last commit is lost, and what it removed is there: that is said.
+    is_rolled_back = any("meta page" in problem for problem in survey.problems)
+    lost = 0
+    for name, messages in truth.items():
+        if name not in dict(store.streams()):
+            lost += len(messages)
+            continue
+        found = {record.seq: record for record in store.log(name).scan("", 0, limit=1_000_000)}
+        for seq, record in found.items():
+            if messages.get(seq) != (record.subject, record.payload) and not is_rolled_back:
+                return "WRONG", f"{seq} of {name} is not in the stream"
+        lost += len(messages) - len(found)
+    extra = set(dict(store.streams())) - set(truth)
+    store.close()
+    if extra:
+        return "WRONG", f"streams {extra}"
+    if lost and survey.is_sound:
+        return "SILENT", f"{lost} messages are lost"
+    return "COPIED", str(lost)
 
 
 def run(folder: Path, trials: int, *, seed: int = 1, scale: int = 1) -> list[Verdict]:

@@ -57,6 +57,26 @@ def control_key(kind: bytes, sid: int, number: int | None = None) -> bytes:
 
 
 @contextmanager
+def unused(path: Path) -> Iterator[None]:
+    """Keep servers away from a store while it is read. Raises StoreError if one has it."""
+    try:
+        fd = os.open(path / "store.lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        yield
+        return
+    except OSError as exc:
+        raise StoreError(f"the lock of the store in {path} cannot be read: {exc.strerror}") from exc
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        owner = os.pread(fd, 64, 0).decode(errors="replace").strip() or "unknown"
+        raise StoreError(f"the store in {path} is in use by process {owner}; stop the server first") from None
+    finally:
+        os.close(fd)
+
+
+@contextmanager
 def translated(doing: str, path: Path) -> Iterator[None]:
     """Raise LMDB's errors as StoreError."""
     try:

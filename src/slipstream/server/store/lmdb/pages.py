@@ -77,7 +77,10 @@ class _BadPageError(Exception):
 class PageFile:
     """The file of an environment that no process writes to."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, lenient: bool = False) -> None:
+        """`lenient`: a page that is found in another place is read there (and reported)."""
+        self._lenient = lenient
+        self._moved: dict[int, list[int]] | None = None
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.size = os.fstat(self._fd).st_size
         self.damage: list[Damage] = []
@@ -152,12 +155,28 @@ class PageFile:
             raise _BadPageError("is cut off")
         own, _, is_, lower, upper = _PAGE.unpack_from(page)
         if own != number:
-            raise _BadPageError("is zero" if not any(page) else f"says that it is page {own}")
+            place = self._find(number) if self._lenient else 0
+            if not place:
+                raise _BadPageError("is zero" if not any(page) else f"says that it is page {own}")
+            self._report("", number, f"page {number} was found at {place}")
+            page = os.pread(self._fd, self.page_size, place * self.page_size)
+            _, _, is_, lower, upper = _PAGE.unpack_from(page)
         if is_ != flags:
             raise _BadPageError(f"is of type {is_:#x}, not {flags:#x}")
         if flags != _OVERFLOW and not (_HEAD <= lower <= upper <= self.page_size and not lower & 1):
             raise _BadPageError("has impossible bounds")
         return page
+
+    def _find(self, number: int) -> int:
+        """The one place where a page is that is not in its own; 0 if there is none, or more than one."""
+        if self._moved is None:
+            self._moved = {}
+            for place in range(2, self.pages):
+                own, _, flags, _, _ = _PAGE.unpack(os.pread(self._fd, _HEAD, place * self.page_size))
+                if own != place and flags in (_BRANCH, _LEAF) and 1 < own < self.pages:
+                    self._moved.setdefault(own, []).append(place)
+        places = self._moved.get(number, ())
+        return places[0] if len(places) == 1 else 0
 
     def _take(self, number: int, count: int = 1) -> None:
         """A tree uses pages; none may be used twice."""
@@ -349,12 +368,16 @@ class PageFile:
         return found
 
     def entries(self, table: str) -> Iterator[tuple[bytes, bytes]]:
-        """What can be read of a table, in the order of its pages; what cannot is in `damage`."""
+        """What can be read of a table, in the order of its pages; what cannot is in `damage`. Keys that do not belong
+        where they are found are left out: they are of another page, or of another time."""
+        self._seen = bytearray(self.pages + 1)
         tree = self.trees().get(table)
         if tree is None:
             return
         for number, page, low, high in self._leaves(tree, table):
-            yield from self._leaf_entries(number, page, low, high, table)
+            for key, value in self._leaf_entries(number, page, low, high, table):
+                if key >= low and (high is None or key < high):
+                    yield key, value
 
     def _leaf_entries(
         self, number: int, page: bytes, low: bytes, high: bytes | None, table: str
@@ -389,34 +412,30 @@ class PageFile:
                 found.append((page[offset + 8 : begin], flags, begin, -data if flags else begin + data))
         return found
 
-    def strays(self) -> Iterator[tuple[bytes, bytes]]:
-        """Entries of leaves that no tree leads to, though they are not free: a damaged branch led there. Without a
-        free list that can be read these may be of any time."""
-        free = self.free_pages()
-        used = self._seen
-        for name in ("main", *TABLES):
-            tree = self.meta.main if name == "main" and self.meta is not None else None
-            if name != "main":
-                tree = self._known_trees.get(name) if hasattr(self, "_known_trees") else None
-            if tree is not None:
+    def strays(self, *, is_any: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        """Entries of leaves that no tree leads to though they are not free: a damaged branch led there. `is_any`: of
+        every leaf in the file, of whatever time."""
+        free: set[int] = set()
+        used = bytearray(self.pages + 1)
+        if not is_any:
+            known_free, known = self.free_pages(), self.damage
+            if known_free is None:
+                return
+            free, used, self.damage = known_free, self._seen, []
+            for name, tree in self.trees().items():  # what is damaged there is known by now
                 for _ in self._leaves(tree, name):
                     pass
+            self.damage = known
         for number in range(2, self.pages):
-            if used[number] or (free is not None and number in free):
+            if used[number] or number in free:
                 continue
             try:
                 page = self._page(number, _LEAF)
-                nodes = self._leaf(page)
             except _BadPageError:
                 continue
-            for key, flags, begin, end in nodes:
-                if flags & _SUBTREE:
-                    continue
-                try:
-                    value = self._value(page, flags, begin, end)
-                except (_BadPageError, OSError):
-                    continue
-                yield key, value
+            known, self.damage = self.damage, []
+            yield from self._leaf_entries(number, page, b"", None, "")
+            self.damage = known
 
 
 def _tree(data: bytes, at: int) -> Tree:

@@ -86,7 +86,7 @@ from slipstream.server.store.lmdb.records import (
 from slipstream.server.store.lmdb.segments import Base, Delta, Segment, Tuning
 
 _FORMAT = 2
-_META = Struct("<III")  # format, size of a segment, next stream id
+META_RECORD = Struct("<III")  # format, size of a segment, next stream id
 _PUTS = 500
 
 
@@ -423,7 +423,7 @@ class LmdbStore:
 
     def _write_meta(self) -> None:
         following = self._context.next_sid  # the loop may take another id: then it is written again
-        self._env.put_control(META, seal(META, _META.pack(_FORMAT, self._segment, following)))
+        self._env.put_control(META, seal(META, META_RECORD.pack(_FORMAT, self._segment, following)))
         self._stored_sid = following
 
     # Jobs.
@@ -490,7 +490,9 @@ class LmdbStore:
             self._write_meta()
             self._commit_at_once()
         else:
-            version, self._segment, self._stored_sid = _META.unpack(body_of(META, value, "the store's own record"))
+            version, self._segment, self._stored_sid = META_RECORD.unpack(
+                body_of(META, value, "the store's own record")
+            )
             self._context.next_sid = self._stored_sid
             if version == 1:
                 self._upgrade()

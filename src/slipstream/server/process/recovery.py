@@ -1,0 +1,52 @@
+"""Commands for a damaged store: `slipstream server check DIR` and `slipstream server salvage DIR NEW`.
+
+The first lists what is lost, the second copies the rest to a new directory. Exit codes: 0, the store is sound (or
+everything was copied); 1, it is damaged, and what is lost was listed (the rest was copied); 2, nothing could be checked
+or copied.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from slipstream.errors import Error
+
+USAGE = {
+    "check": "usage: slipstream server check DIR",
+    "salvage": "usage: slipstream server salvage DIR NEW",
+}
+SOUND, DAMAGED, FAILED = 0, 1, 2
+_MOST = 1000  # lines of one kind
+
+
+def main(name: str, arguments: Sequence[str]) -> int:
+    """Check a store, or copy what is sound in it; returns the exit code."""
+    if list(arguments) in (["-h"], ["--help"]):
+        print(f"{USAGE[name]}\n\n{__doc__}", end="")
+        return SOUND
+    if len(arguments) != (1 if name == "check" else 2) or any(argument.startswith("-") for argument in arguments):
+        print(USAGE[name], file=sys.stderr)
+        return FAILED
+    from slipstream.server.store.lmdb.salvage import Survey, salvage  # only here: it loads LMDB
+
+    path = Path(arguments[0])
+    try:
+        survey = Survey(path) if name == "check" else salvage(path, Path(arguments[1]), print)
+    except (Error, OSError) as exc:
+        print(f"slipstream: {exc}", file=sys.stderr)
+        return FAILED
+    for what in (survey.problems, [f"lost: {loss}" for loss in survey.losses]):
+        for line in what[:_MOST]:
+            print(line)
+        if len(what) > _MOST:
+            print(f"... and {len(what) - _MOST} more")
+    if survey.is_sound:
+        print(f"{path} is sound: {survey.messages} messages in {len(survey.streams)} streams")
+        return SOUND
+    if name == "check":
+        print(f"{path} is damaged; `slipstream server salvage {path} NEW` copies what is sound to a new directory")
+    else:
+        print(f"what is sound in {path} is in {arguments[1]}; start the server there")
+    return DAMAGED

@@ -1,0 +1,65 @@
+"""`slipstream server check` and `salvage`: what they say of sound and of damaged stores, and their exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slipstream.server.process.command import main
+from slipstream.server.store.lmdb.store import LmdbStore
+from tests.server.store.lmdb import trials
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> trials.Base:
+    return trials.build(tmp_path_factory.mktemp("store") / "base")
+
+
+def damaged(base: trials.Base, path: Path) -> Path:
+    """A copy without one leaf of messages."""
+    path.mkdir()
+    data = bytearray(base.newer)
+    needle = (1).to_bytes(4, "big") + (700).to_bytes(8, "big")  # the key of a message of LOG
+    places = [at // trials.PAGE for at in range(len(data)) if data.startswith(needle, at)]
+    for page in places:
+        data[page * trials.PAGE : (page + 1) * trials.PAGE] = bytes(trials.PAGE)
+    (path / "data.mdb").write_bytes(data)
+    return path
+
+
+def test_a_sound_store_is_sound_and_is_copied_as_a_whole(
+    base: trials.Base, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(base.path)]) == 0
+    assert "is sound: 3571 messages in 5 streams" in capsys.readouterr().out
+    assert main(["salvage", str(base.path), str(tmp_path / "new")]) == 0
+    assert trials.in_child(trials.read_everything, tmp_path / "new", base.truth) == ("UNHARMED", "")
+
+
+def test_losses_are_listed_and_the_rest_is_copied(
+    base: trials.Base, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = damaged(base, tmp_path / "copy")
+    assert main(["check", str(path)]) == 1
+    said = capsys.readouterr().out
+    assert "lost: stream 'LOG'" in said
+    assert "is damaged; `slipstream server salvage" in said
+    assert main(["salvage", str(path), str(tmp_path / "new")]) == 1
+    verdict, lost = trials.in_child(trials.recover, path, tmp_path / "again", base.truth)
+    assert verdict == "COPIED"
+    assert 0 < int(lost) < 100
+
+
+def test_a_store_in_use_a_missing_one_and_a_full_target_are_errors(
+    base: trials.Base, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = LmdbStore(tmp_path / "used")
+    assert main(["check", str(tmp_path / "used")]) == 2
+    assert "in use by process" in capsys.readouterr().err
+    store.close()
+    assert main(["check", str(tmp_path / "none")]) == 2
+    assert main(["salvage", str(base.path), str(tmp_path / "used")]) == 2
+    assert "must be empty" in capsys.readouterr().err
+    assert main(["check"]) == 2
+    assert main(["salvage", "--help"]) == 0
