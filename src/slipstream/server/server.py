@@ -216,7 +216,7 @@ class Server:
         self._system = SystemServices(engine, report, reload=self._reload_now)
         self._system.attach()
         if monitoring is not None:
-            await monitoring.serve(Monitor(engine, clock, report).connection, None)
+            await monitoring.serve(Monitor(engine, clock, report, driver.wake).connection, None)
             log.info("Starting http monitor on %s", _address(options.http_host or self.host, self.http_port))
         if websockets is not None and options.websocket is not None:
             await self._serve_websockets(websockets, engine, options.websocket)

@@ -106,6 +106,85 @@ def test_reader_beside_pipelined_searches_is_answered_within_a_few_turns(
     assert neighbour.turns >= 20  # one search after the other, not all before anybody else's turn
 
 
+REPORTS: list[tuple[str, dict[str, object]]] = [
+    ("STREAM.INFO.BIG", {"subjects_filter": ">"}),
+    ("STREAM.INFO.BIG", {"subjects_filter": "*.*.17"}),
+    ("STREAM.INFO.GAPS", {"deleted_details": True}),
+    ("STREAM.LIST", {}),
+    ("STREAM.LIST", {"subject": "s.1.*"}),
+    ("STREAM.NAMES", {"subject": "nothing.*.here"}),
+    ("CONSUMER.LIST.SMALL", {}),
+]
+
+
+@pytest.mark.parametrize(("subject", "body"), REPORTS, ids=lambda value: str(value)[:40])
+def test_reader_beside_pipelined_reports_is_answered_within_a_few_turns(
+    rig: Rig, subject: str, body: dict[str, object]
+) -> None:
+    hostile, neighbour = rig.client(), Neighbour(rig)
+    if "S0" not in rig.engine.streams:
+        for n in range(300):
+            hostile.send(create(hostile, f"S{n}", [f"s.{n}.{m}" for m in range(20)]))
+        for n in range(100):
+            config = {"name": f"c{n}", "durable_name": f"c{n}", "ack_policy": "explicit"}
+            hostile.api(f"CONSUMER.CREATE.SMALL.c{n}", {"stream_name": "SMALL", "config": config})
+        hostile.send(create(hostile, "GAPS", ["gaps.*"]))
+        hostile.send(b"".join(pub(f"gaps.{n % 3}", b"") for n in range(6000)))
+        assert hostile.api("STREAM.PURGE.GAPS", {"filter": "gaps.1"})["purged"] == 2000
+    hostile.take()
+    payload = msgspec.json.encode(body)
+    requests = b"".join(pub(f"$JS.API.{subject}", payload, f"{hostile.inbox}r{n}") for n in range(20))
+    hostile.send(requests, settle=False)
+    work = neighbour.live(until=20, of=hostile)
+    assert neighbour.slowest <= 4
+    assert max(work) <= STEP_UNITS + RECEIVE_UNITS + SLICE_UNITS + 1024
+    assert neighbour.turns >= 2
+
+
+def create(client: Client, name: str, subjects: list[str]) -> bytes:
+    config = {"name": name, "subjects": subjects, "storage": "file"}
+    return pub(f"$JS.API.STREAM.CREATE.{name}", msgspec.json.encode(config), f"{client.inbox}made")
+
+
+def test_info_with_subjects_is_of_one_state_and_includes_what_was_published_before(rig: Rig) -> None:
+    client, other = rig.client(), rig.client()
+    client.send(
+        pub("big.1.fresh", b"")
+        + pub("$JS.API.STREAM.INFO.BIG", b'{"subjects_filter":">","deleted_details":true}', f"{client.inbox}i"),
+        settle=False,
+    )
+    for _ in range(3):  # the group is committed, and the search begins
+        turn(rig)
+    assert not client.messages()
+    other.send(pub("big.1.later", b"") + pub("big.1.fresh", b""))
+    rig.settle()
+    (answer,) = client.messages()
+    info = msgspec.json.decode(answer.payload)
+    assert info["state"]["subjects"]["big.1.fresh"] == 1
+    assert "big.1.later" not in info["state"]["subjects"]
+    assert info["total"] == info["state"]["num_subjects"] == len(info["state"]["subjects"])
+    assert sum(info["state"]["subjects"].values()) == info["state"]["messages"]
+    assert client.api("STREAM.INFO.BIG", {"subjects_filter": "big.1.later"})["state"]["subjects"] == {"big.1.later": 1}
+
+
+def test_info_that_waits_for_a_group_that_is_lost_is_answered() -> None:
+    rig = Rig()
+    client = rig.client()
+    client.create("S")
+    client.send(
+        pub("s.1", b"", f"{client.inbox}p")
+        + pub("$JS.API.STREAM.INFO.S", b'{"subjects_filter":">"}', f"{client.inbox}i"),
+        settle=False,
+    )
+    rig.engine.failed(rig.engine.journals[0], OSError("no space left"), rig.now)
+    rig.settle()
+    answers = {
+        message.subject.rpartition(".")[2]: msgspec.json.decode(message.payload) for message in client.messages()
+    }
+    assert "error" in answers["p"]
+    assert answers["i"]["state"]["messages"] == 0
+
+
 def test_order_of_the_requests_of_one_connection_is_kept_behind_a_search(rig: Rig) -> None:
     client = rig.client()
     search = pipelined(client, 1, {"last_by_subj": "*.*.none"})

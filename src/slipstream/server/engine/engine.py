@@ -513,7 +513,10 @@ class Engine:
             # 5. Acks and API responses, those of one account together.
             for port, own_answers in self._by_port(answers):
                 port.answer_all(own_answers)
-            # 6. Mirrors and sources, then reads that wait for a sequence.
+            # 6. Reports that take a search begin.
+            for report in batch.reports:
+                report()
+            # 7. Mirrors and sources, then reads that wait for a sequence.
             self._commit_waiters.release()
 
     def _by_port(self, answers: list[Answer]) -> Iterable[tuple[ReplyPort, list[Answer]]]:
@@ -529,11 +532,14 @@ class Engine:
         self._set_time(now)
         reason = StreamStoreFailedError(str(error) or type(error).__name__)
         journal.failure = reason.description
+        reports = journal.take_reports()
         lost = journal.abandon()
         self._load(journal, now)
         for reply, _, source, _ in lost:
             if answer := source.failure(reason):
                 source.reply_port.send(reply, b"", answer)
+        for report in reports:
+            report()
 
     def _load(self, journal: Journal, now: int) -> None:
         """Bring the streams in line with a store. Streams of accounts that are not configured stay in the store."""

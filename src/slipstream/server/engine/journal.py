@@ -64,7 +64,7 @@ class LogFollower(Protocol):
 class CommitBatch:
     """A sealed group with its answers. `group` is None if nothing changed: then nothing is written."""
 
-    __slots__ = ("after", "answers", "catalog", "events", "group", "journal")
+    __slots__ = ("after", "answers", "catalog", "events", "group", "journal", "reports")
 
     def __init__(
         self, journal: Journal, group: Group | None, answers: list[Answer], events: list[DeferredMessage], catalog: bool
@@ -75,6 +75,7 @@ class CommitBatch:
         self.events = events
         self.catalog = catalog
         self.after: list[Callable[[], None]] = []
+        self.reports: list[Callable[[], None]] = []
 
 
 class Journal:
@@ -88,6 +89,7 @@ class Journal:
         self.under_way: CommitBatch | None = None
         self.failure = ""  # why the last group was lost; empty after the next commit
         self.after: list[Callable[[], None]] = []  # to call once the open group is durable
+        self.reports: list[Callable[[], None]] = []  # to call once the open group is durable or lost
         self.unsaved: dict[DeferredState, None] = {}  # state that changed and is not in the open group yet
         self.followers: dict[LogFollower, None] = {}
         self.seal_requested = False  # seal even if only deferred state has changed
@@ -95,7 +97,7 @@ class Journal:
     @property
     def ready(self) -> bool:
         """Whether there is a group to seal and none being committed. It may be empty, if the store has a backlog."""
-        waiting = self.answers or self.events or self.store.pending or self.store.backlog or self.after
+        waiting = self.answers or self.events or self.store.pending or self.store.backlog or self.after or self.reports
         return self.under_way is None and bool(waiting or (self.seal_requested and self.unsaved))
 
     @property
@@ -106,7 +108,7 @@ class Journal:
     @property
     def unfinished(self) -> bool:
         """Whether any change or answer waits for a commit."""
-        waiting = self.answers or self.events or self.store.pending or self.after
+        waiting = self.answers or self.events or self.store.pending or self.after or self.reports
         return self.under_way is not None or bool(waiting)
 
     @property
@@ -125,6 +127,7 @@ class Journal:
         group = self.store.seal() if self.store.pending or self.store.backlog else None
         batch = CommitBatch(self, group, self.answers, self.events, self.catalog)
         batch.after, self.after = self.after, []
+        batch.reports, self.reports = self.reports, []
         self.answers, self.events, self.catalog = [], [], False
         self.under_way = batch
         return batch
@@ -136,6 +139,12 @@ class Journal:
             self.failure = ""
         self.under_way = None
         return batch.answers
+
+    def take_reports(self) -> list[Callable[[], None]]:
+        """The reports that wait for groups that are lost: they are made of what is left."""
+        reports = [*(self.under_way.reports if self.under_way is not None else ()), *self.reports]
+        self.reports = []
+        return reports
 
     def abandon(self) -> list[Answer]:
         """Drop everything uncommitted; returns the answers, which the engine replaces by errors."""

@@ -104,6 +104,9 @@ class LogSnapshot(Protocol):
     def subjects(self, pattern: str) -> Walk[list[tuple[str, int]]]:
         """Subjects that match the filter, sorted, each with its number of messages."""
 
+    def gaps(self, limit: int) -> Walk[list[int]]:
+        """Sequences without a message between the first and the last one, in order, at most `limit`."""
+
     def close(self) -> None:
         """Free what the snapshot holds. Twice does no harm."""
 

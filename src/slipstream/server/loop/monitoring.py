@@ -17,7 +17,9 @@ import msgspec
 
 from slipstream.errors import UsageError
 from slipstream.server.engine.engine import Engine
+from slipstream.server.engine.jobs import SLICE_UNITS, Job, Progress
 from slipstream.server.engine.monitoring import endpoints
+from slipstream.server.engine.ports import Walk
 from slipstream.server.loop.process_report import ServerReport
 
 log = logging.getLogger("slipstream.server")
@@ -25,6 +27,8 @@ log = logging.getLogger("slipstream.server")
 MAX_HEAD = 8 * 1024
 MAX_CONNECTIONS = 100
 IDLE = 30.0  # seconds between requests, and for one to arrive
+REQUEST_UNITS = 16  # of work (`engine.jobs`) that a request counts for at least
+MONITORING = "\0monitoring"  # gets its turns as if it were an account; no account has that name
 UNREAD = 64 * 1024  # unsent bytes at which no more requests are answered
 JSON, HTML, TEXT = "application/json", "text/html; charset=utf-8", "text/plain; charset=utf-8"
 
@@ -35,26 +39,31 @@ _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Al
 class Monitor:
     """The endpoints of one server."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], int], report: ServerReport) -> None:
+    def __init__(
+        self, engine: Engine, clock: Callable[[], int], report: ServerReport, wake: Callable[[], None]
+    ) -> None:
+        """`wake` has the server take a turn."""
+        self._wake = wake
         self._engine, self._clock, self._report = engine, clock, report
         self._base = report.options.http_base_path.rstrip("/")
         self.open = 0
-        self._endpoints: dict[str, Callable[[endpoints.Query], Answer]] = {
+        self._endpoints: dict[str, Callable[[endpoints.Query], Answer | Walk[Answer]]] = {
             "/": self._index,
             "/varz": lambda _: _json(self._report.varz()),
-            "/connz": lambda query: _json(endpoints.connz(self._engine, self._clock(), query)),
-            "/subsz": lambda query: _json(endpoints.subsz(self._engine, self._clock(), query)),
-            "/subscriptionsz": lambda query: _json(endpoints.subsz(self._engine, self._clock(), query)),
+            "/connz": lambda query: _page(endpoints.connz(self._engine, self._clock(), query)),
+            "/subsz": lambda query: _page(endpoints.subsz(self._engine, self._clock(), query)),
+            "/subscriptionsz": lambda query: _page(endpoints.subsz(self._engine, self._clock(), query)),
             "/accountz": lambda query: _json(endpoints.accountz(self._engine, self._clock(), query)),
-            "/jsz": lambda query: _json(endpoints.jsz(self._engine, self._clock(), query)),
+            "/jsz": lambda query: _page(endpoints.jsz(self._engine, self._clock(), query)),
             "/healthz": self._healthz,
         }
 
     def connection(self) -> asyncio.Protocol:
         return _HttpConnection(self)
 
-    def answer(self, target: str) -> Answer:
-        """The answer to a GET."""
+    def answer(self, target: str) -> Walk[Answer]:
+        """The answer to a GET, in slices."""
+        yield REQUEST_UNITS
         try:
             parts = urlsplit(target)
         except ValueError:
@@ -66,9 +75,15 @@ class Monitor:
             return 404, TEXT, b"404 page not found\n"
         self._report.requests[path] = self._report.requests.get(path, 0) + 1
         try:
-            return endpoint(dict(parse_qsl(parts.query, max_num_fields=32)))
+            page = endpoint(dict(parse_qsl(parts.query, max_num_fields=32)))
+            return page if isinstance(page, tuple) else (yield from page)
         except (UsageError, ValueError) as exc:
             return 400, TEXT, f"{exc}\n".encode()
+
+    def start(self, job: Job) -> None:
+        """Make a page, in turn with the work for clients. Each connection is an owner of its own."""
+        self._engine.jobs.go_on(job, MONITORING, job)
+        self._wake()
 
     def _index(self, _: endpoints.Query) -> Answer:
         names = [name for name in self._endpoints if name not in ("/", "/subscriptionsz")]
@@ -82,8 +97,44 @@ class Monitor:
         return status, JSON, msgspec.json.encode(body)
 
 
+def _page(walk: Walk[dict[str, Any]]) -> Walk[Answer]:
+    body = yield from walk
+    data = msgspec.json.encode(body)
+    yield len(data) // 2048  # the encoding is in one piece
+    return 200, JSON, msgspec.json.format(data, indent=2)
+
+
 def _json(body: dict[str, Any]) -> Answer:
     return 200, JSON, msgspec.json.format(msgspec.json.encode(body), indent=2)
+
+
+class _Page:
+    """A page that is being made, as a job."""
+
+    def __init__(self, walk: Walk[Answer], target: str, answered: Callable[[Answer], None]) -> None:
+        self._walk, self._target, self._answered = walk, target, answered
+        self._is_wanted = True
+
+    def give_up(self) -> None:
+        """The client has left."""
+        self._is_wanted = False
+
+    def run(self) -> tuple[Progress, int]:
+        units = 0
+        if not self._is_wanted:
+            self._walk.close()
+            return Progress.DONE, 0
+        try:
+            while units < SLICE_UNITS:
+                units += next(self._walk)
+        except StopIteration as end:
+            self._answered(end.value)
+            return Progress.DONE, units
+        except Exception:
+            log.exception("internal error in the response to %r", self._target[:200])
+            self._answered((503, TEXT, b"internal error\n"))
+            return Progress.DONE, units
+        return Progress.MORE, units
 
 
 class _HttpConnection(asyncio.Protocol):
@@ -94,6 +145,8 @@ class _HttpConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._buffer = b""
         self._is_stuck = False
+        self._page: _Page | None = None  # that is being made: requests of one connection are answered in order
+        self._is_last = self._is_bare = False
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -115,6 +168,8 @@ class _HttpConnection(asyncio.Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
         self._transport = None
+        if self._page is not None:
+            self._page.give_up()
 
     def pause_writing(self) -> None:
         """The client does not read its responses: answer no more requests until it does."""
@@ -130,7 +185,16 @@ class _HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
-        while self._transport is not None and not self._transport.is_closing() and not self._is_stuck:
+        if len(self._buffer) > 8 * MAX_HEAD and self._transport is not None:  # it sends faster than it is answered
+            self._transport.pause_reading()
+        while (
+            self._transport is not None
+            and not self._transport.is_closing()
+            and not self._is_stuck
+            and self._page is None
+        ):
+            if len(self._buffer) <= 8 * MAX_HEAD:
+                self._transport.resume_reading()
             end = self._buffer.find(b"\r\n\r\n", 0, MAX_HEAD)
             if end < 0:
                 if len(self._buffer) >= MAX_HEAD:
@@ -154,13 +218,17 @@ class _HttpConnection(asyncio.Protocol):
         if not version.startswith("HTTP/1.") or names.get("content-length", "0") != "0" or "transfer-encoding" in names:
             self._send(400, TEXT, b"the request must be HTTP/1 without a body\n", close=True)
             return
-        try:
-            status, kind, body = self._monitor.answer(target)
-        except Exception:
-            log.exception("internal error in the response to %r", target[:200])
-            status, kind, body = 503, TEXT, b"internal error\n"
-        self._send(status, kind, body, close=close, bare=method == "HEAD")
-        self._set_deadline()
+        self._page = _Page(self._monitor.answer(target), target, self._answered)
+        self._is_last, self._is_bare = close, method == "HEAD"
+        self._monitor.start(self._page)
+
+    def _answered(self, answer: Answer) -> None:
+        self._page = None
+        if self._transport is not None and not self._transport.is_closing():
+            self._send(*answer, close=self._is_last, bare=self._is_bare)
+            self._set_deadline()
+            if self._buffer:
+                asyncio.get_running_loop().call_soon(self.data_received, b"")
 
     def _send(self, status: int, kind: str, body: bytes, *, close: bool, bare: bool = False) -> None:
         assert self._transport is not None

@@ -6,6 +6,7 @@ stream's store until the change is durable; a report waits as well while the cat
 
 from __future__ import annotations
 
+from collections import abc
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -32,14 +33,14 @@ from slipstream.server.engine.api.requests import decode as _decode
 from slipstream.server.engine.api.requests import is_empty as _is_empty
 from slipstream.server.engine.api.requests import optional as _optional
 from slipstream.server.engine.api.requests import stream_config as _config
-from slipstream.server.engine.api.responses import MAX_SUBJECTS, stream_info, subject_page
+from slipstream.server.engine.api.responses import MAX_DELETED, MAX_SUBJECTS, stream_info
 from slipstream.server.engine.auth.account_limits import check_stream, used
 from slipstream.server.engine.auth.reply_targets import Targets
 from slipstream.server.engine.core.client_info import client_info
 from slipstream.server.engine.core.session import Session
 from slipstream.server.engine.journal import Journal, ReplyPort, Source
-from slipstream.server.engine.ports import Record
-from slipstream.server.engine.reads.direct_get import ReplicaPeer
+from slipstream.server.engine.ports import LogState, Record, Walk
+from slipstream.server.engine.reads.direct_get import ReplicaPeer, closing
 from slipstream.server.engine.snapshots.api import SnapshotApi, SnapshotCatalog
 from slipstream.server.engine.streams import config as rules
 from slipstream.server.engine.streams import source_config
@@ -50,6 +51,12 @@ from slipstream.wire import is_valid_subject
 
 MAX_NAMES = 1024
 MAX_LIST = 256
+REQUEST_UNITS = 16  # of work (`engine.jobs`) that a request counts for at least
+INFO_UNITS = 10  # for the report of a stream
+REPORT_UNITS = 8  # for that of a consumer
+LIST_UNITS = 64  # between two pauses
+TOO_MANY = "too many searches at once"
+NO_PAGE = {"total": 0, "offset": 0, "limit": 0}
 _CUT = len(API_PREFIX) + 1
 _GET = "stream_msg_get_response"
 
@@ -190,6 +197,7 @@ class Api:
         self._catalog = catalog
         self._is_closed = is_closed
         self.reply_port = catalog.router
+        self._load = catalog.jobs.load
         self._metadata = server_metadata(catalog.version)
         self.total = self.errors = 0
         backups = SnapshotApi(catalog, self)
@@ -233,11 +241,17 @@ class Api:
                 self._get_message(stream, (subject, reply, payload), source, now)
             return True
         journal: Journal | None = None
+        self._load.units += REQUEST_UNITS
         try:
             _check_level(header)
             if (rules := self._catalog.router.requester) is not None:
                 Targets(kind, payload).check(rules, self._catalog.router.is_served)
             outcome = handler(stream, payload, now)
+            if outcome.search is not None:
+                self._search(outcome.search, outcome.journal, (subject, reply, payload), source)
+                return True
+            if isinstance(listed := outcome.fields.get("consumers"), list):
+                self._load.units += REPORT_UNITS * len(listed)
             journal, source.later = outcome.journal, outcome.later
             answer = source.encode(None, outcome.fields) if outcome.later is None else b""
         except ApiError as exc:
@@ -269,6 +283,38 @@ class Api:
             audited = AuditedRequest(server, client, subject, payload)
             audit = AuditAdvisory(self._catalog.advisories, router, source, audited, answer)
             self._catalog.answer(journal, AUDIT_SUBJECT, b"", audit)
+
+    def _search(
+        self, begin: Callable[[], Walk[dict[str, Any]]], journal: Journal | None, asked: Request, source: _Response
+    ) -> None:
+        """Answer with what a search finds, which begins once the open group of the journal is decided."""
+        asker, load, origin = self._load.asker, self._load, self._catalog.router.origin
+
+        def answer(body: bytes) -> None:
+            if asked[1]:
+                self._catalog.answer(None, asked[1], body, source)
+            self._audit_for(origin, None, asked, body, source)
+
+        def done(fields: dict[str, Any]) -> None:
+            answer(source.encode(None, fields))
+
+        def failed(error: StoreError) -> None:
+            answer(source.failure(StreamStoreFailedError(str(error))))
+
+        def start() -> None:
+            load.owner = asker
+            try:
+                if not self._catalog.jobs.search(begin(), done, failed):
+                    raise ErrorCode.STREAM_GENERAL.error(err=TOO_MANY)
+            except ApiError as exc:
+                answer(source.failure(exc))
+            finally:
+                load.owner = None
+
+        if journal is not None and journal.unfinished:
+            journal.reports.append(start)
+        else:
+            start()
 
     def _find(self, rest: str) -> tuple[str, Handler | None, str]:
         if (entry := self._plain.get(rest)) is not None:
@@ -309,41 +355,79 @@ class Api:
             "api": {"level": API_LEVEL, "total": self.total - 1, "errors": self.errors},  # without this one
         })  # fmt: skip
 
-    def _chosen(self, payload: bytes, limit: int) -> tuple[dict[str, Any], list[Stream]]:
+    def _chosen(self, payload: bytes, limit: int) -> Walk[tuple[dict[str, Any], list[Stream]]]:
         request = _optional(payload, PageRequest)
         streams = self._catalog.streams
         names = self._catalog.subjects.owners_of(request.subject) if request.subject else set(streams)
         chosen = [streams[name] for name in sorted(names)]
+        yield len(chosen) // 16
         offset = min(max(request.offset, 0), len(chosen))
         page = {"total": len(chosen), "offset": offset, "limit": limit}
         return page, chosen[offset : offset + limit]
 
     def _names(self, _: str, payload: bytes, __: int) -> Outcome:
-        page, streams = self._chosen(payload, MAX_NAMES)
-        return Outcome(page | {"streams": [stream.name for stream in streams] or None})
+        def names() -> Walk[dict[str, Any]]:
+            page, streams = yield from self._chosen(payload, MAX_NAMES)
+            return page | {"streams": [stream.name for stream in streams] or None}
+
+        return Outcome({}, search=names)
 
     def _list(self, _: str, payload: bytes, now: int) -> Outcome:
-        page, streams = self._chosen(payload, MAX_LIST)
-        domain = self._catalog.domain
-        return Outcome(page | {"streams": [stream_info(stream, now, domain=domain) for stream in streams]})
+        def infos() -> Walk[dict[str, Any]]:
+            page, streams = yield from self._chosen(payload, MAX_LIST)
+            found = []
+            for stream in streams:
+                found.append(stream_info(stream, now, domain=self._catalog.domain))
+                yield INFO_UNITS + len(stream.config.subjects) // 4
+            return page | {"streams": found}
+
+        return Outcome({}, search=infos)
 
     def _info(self, name: str, payload: bytes, now: int) -> Outcome:
         """The response includes all earlier publishes, acknowledged or not: it waits for the open group."""
         request = _optional(payload, InfoRequest)
         stream = self._stream(name)
-        return Outcome({}, stream.journal, later=lambda: self._full_report(stream, request, now))
+        if request.subjects_filter or request.deleted_details:
+            return Outcome({}, stream.journal, search=lambda: self._details(stream, request, now))
+        return Outcome({}, stream.journal, later=lambda: self._full_report(stream, now))
 
-    def _full_report(self, stream: Stream, request: InfoRequest, now: int) -> dict[str, Any]:
-        page, subjects = {"total": 0, "offset": 0, "limit": 0}, None
-        if request.subjects_filter:
-            offset = max(request.offset, 0)
-            total, subjects = subject_page(stream, request.subjects_filter, offset)
-            if total:
-                page = {"total": total, "offset": offset, "limit": MAX_SUBJECTS}
-        info = self._report(stream, now, subjects=subjects, details=request.deleted_details)
+    def _full_report(
+        self,
+        stream: Stream,
+        now: int,
+        *,
+        page: dict[str, int] | None = None,
+        subjects: dict[str, int] | None = None,
+        gaps: list[int] | None = None,
+        state: LogState | None = None,
+    ) -> dict[str, Any]:
+        info = self._report(stream, now, subjects=subjects, gaps=gaps or (), state=state)
         when = info.pop("ts")
         cluster = info.pop("cluster", {"leader": self._catalog.leader_name})
-        return page | info | {"cluster": cluster, "ts": when}
+        return (page or NO_PAGE) | info | {"cluster": cluster, "ts": when}
+
+    def _details(self, stream: Stream, request: InfoRequest, now: int) -> Walk[dict[str, Any]]:
+        """The report with subjects, deleted sequences, or both, all of one state."""
+        if stream.log.is_crowded:
+            raise ErrorCode.STREAM_GENERAL.error(err=TOO_MANY)
+        snapshot = stream.log.snapshot()
+
+        def details() -> Walk[dict[str, Any]]:
+            page, subjects = None, None
+            gaps: list[int] = []
+            if request.subjects_filter:
+                found = yield from snapshot.subjects(request.subjects_filter)
+                offset = max(request.offset, 0)
+                subjects = dict(found[offset : offset + MAX_SUBJECTS])
+                yield len(subjects) // 16  # with the encoding of the response, which is in one piece
+                if found:
+                    page = {"total": len(found), "offset": offset, "limit": MAX_SUBJECTS}
+            state = snapshot.committed
+            if request.deleted_details and state.messages < state.last_seq - state.first_seq + 1:
+                gaps = yield from snapshot.gaps(MAX_DELETED)
+            return self._full_report(stream, now, page=page, subjects=subjects, gaps=gaps, state=state)
+
+        return closing(snapshot, details())
 
     def _report(
         self,
@@ -351,16 +435,16 @@ class Api:
         now: int,
         *,
         subjects: dict[str, int] | None = None,
-        details: bool = False,
-        unfinished: bool = False,
+        gaps: abc.Sequence[int] = (),
+        state: LogState | None = None,
     ) -> dict[str, Any]:
         """A stream, with what this server adds to its metadata."""
         return stream_info(
             stream,
             now,
             subjects=subjects,
-            details=details,
-            unfinished=unfinished,
+            gaps=gaps,
+            state=state,
             metadata=self._metadata,
             domain=self._catalog.domain,
         )
@@ -387,7 +471,7 @@ class Api:
 
     def _made(self, stream: Stream, now: int) -> dict[str, Any]:
         """As other reports, but without the domain, as on nats-server."""
-        info = self._report(stream, now, unfinished=True)
+        info = self._report(stream, now, state=stream.log.state)
         info.pop("domain", None)
         return info
 
@@ -402,7 +486,7 @@ class Api:
         if config != stream.config:
             self._catalog.change_stream(stream, config, now)
         self._tell(stream, "modify", now)
-        return Outcome(self._report(stream, now, unfinished=True), stream.journal)
+        return Outcome(self._report(stream, now, state=stream.log.state), stream.journal)
 
     def _tell(self, stream: Stream, action: str, now: int) -> None:
         subject, payload = self._catalog.advisories.stream_action(stream.name, action, now)

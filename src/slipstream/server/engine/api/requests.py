@@ -11,6 +11,7 @@ from slipstream.api import NOT_JSON, StreamConfig, read_json
 from slipstream.api.names import REQUIRED_API_LEVEL
 from slipstream.errors import ApiError, ErrorCode, StreamNameMismatchError
 from slipstream.server.engine.journal import Journal
+from slipstream.server.engine.ports import Walk
 from slipstream.server.engine.streams import config as rules
 from slipstream.server.engine.streams.features import API_LEVEL
 from slipstream.server.engine.streams.publish_headers import is_number
@@ -29,6 +30,8 @@ class Outcome(msgspec.Struct):
     fields: dict[str, Any]
     journal: Journal | None = None
     later: Callable[[], dict[str, Any]] | None = None
+    # Begins a search for the fields, once the open group of the journal (if it is given) is decided.
+    search: Callable[[], Walk[dict[str, Any]]] | None = None
 
 
 def level_suffices(header: bytes) -> bool:

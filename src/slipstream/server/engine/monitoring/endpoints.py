@@ -2,12 +2,14 @@
 
 Names and shapes are nats-server's, so that its tools and dashboards read them. `out_bytes` counts payloads and headers,
 as there; of messages that are written in one piece (batches, deliveries of consumers) the protocol lines too.
+
+Pages that may be long are walks (`ports.Walk`): they are made in slices, and show what there is as they come to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from slipstream.api import format_time
 from slipstream.errors import UsageError
@@ -18,13 +20,16 @@ from slipstream.server.engine.auth.users import DEFAULT_ACCOUNT
 from slipstream.server.engine.core.client_info import closed_reason
 from slipstream.server.engine.core.session import ClientSub, Session
 from slipstream.server.engine.engine import Engine
+from slipstream.server.engine.ports import Walk
 from slipstream.server.engine.streams.features import API_LEVEL
 from slipstream.server.engine.streams.stream import Stream
 from slipstream.wire import is_valid_filter, matches
 
 DEFAULT_LIMIT = 1024
 SECOND = 1_000_000_000
+PAUSE = 256  # connections or subscriptions that are looked at between two pauses
 
+T = TypeVar("T")
 Query = Mapping[str, str]
 
 
@@ -42,6 +47,16 @@ def _count(query: Query, name: str, default: int) -> int:
     if not value.isdecimal() or len(value) > 18:
         raise UsageError(f"error decoding int for '{name}': {value[:32]!r}")
     return int(value)
+
+
+def whole(walk: Walk[dict[str, Any]]) -> dict[str, Any]:
+    """A page in one piece, for the services of the system account."""
+    while True:
+        try:
+            next(walk)
+        except StopIteration as end:
+            page: dict[str, Any] = end.value
+            return page
 
 
 def uptime(nanos: int) -> str:
@@ -190,7 +205,7 @@ _STATES = {
 }
 
 
-def connz(engine: Engine, now: int, query: Query) -> dict[str, Any]:
+def connz(engine: Engine, now: int, query: Query) -> Walk[dict[str, Any]]:
     """The connections: sorted, filtered, a page of them."""
     order = query.get("sort", "cid") or "cid"
     _count(query, "cid", 0)
@@ -201,8 +216,15 @@ def connz(engine: Engine, now: int, query: Query) -> dict[str, Any]:
         raise UsageError(f"invalid state option: {query.get('state')}")
     if order in ("stop", "reason") and state == "open":
         raise UsageError(f"sort by {order} only valid on closed connections")
-    chosen = [*(engine.sessions.values() if state != "closed" else ()), *(engine.closed if state != "open" else ())]
-    chosen = [one for one in chosen if _is_wanted(one, query)]
+    every = [*(engine.sessions.values() if state != "closed" else ()), *(engine.closed if state != "open" else ())]
+    chosen, work = [], 0
+    for one in every:
+        if _is_wanted(one, query):
+            chosen.append(one)
+        work += 1 + (len(one.subs) // 4 if query.get("filter_subject") else 0)
+        if work >= PAUSE:
+            yield work
+            work = 0
 
     def pending(one: Session) -> int:
         return max(0, engine.settings.max_pending_bytes - one.capacity)
@@ -213,6 +235,17 @@ def connz(engine: Engine, now: int, query: Query) -> dict[str, Any]:
     page = chosen[offset : offset + limit]
     detail = query.get("subs", "").lower()
     subs = 2 if detail == "detail" else int(_flag(query, "subs"))
+    yield work + len(chosen) // 8
+    shown = []
+    for one in page:
+        seen = _connection(one, now, pending(one), _flag(query, "auth"))
+        if subs:
+            field, part = (
+                ("subscriptions_list_detail", _subscription) if subs == 2 else ("subscriptions_list", _subject)
+            )
+            seen[field] = yield from _each(part, list(one.subs.values()))
+        shown.append(seen)
+        yield 4 + len(one.subs) // 64  # `out_msgs` adds up its subscriptions
     return {
         "server_id": engine.settings.server_id,
         "now": format_time(now),
@@ -220,8 +253,21 @@ def connz(engine: Engine, now: int, query: Query) -> dict[str, Any]:
         "total": len(chosen),
         "offset": offset,
         "limit": limit,
-        "connections": [_connection(one, now, pending(one), _flag(query, "auth"), subs) for one in page],
+        "connections": shown,
     }
+
+
+def _each(part: Callable[[T], Any], items: list[T]) -> Walk[list[Any]]:
+    """A report of each, some at a time."""
+    found: list[Any] = []
+    for at in range(0, len(items), PAUSE):
+        found += map(part, items[at : at + PAUSE])
+        yield PAUSE // 4
+    return found
+
+
+def _subject(sub: ClientSub) -> str:
+    return sub.subject
 
 
 def _is_wanted(one: Session, query: Query) -> bool:
@@ -237,7 +283,7 @@ def _is_wanted(one: Session, query: Query) -> bool:
     )
 
 
-def _connection(one: Session, now: int, pending: int, auth: bool, subs: int) -> dict[str, Any]:
+def _connection(one: Session, now: int, pending: int, auth: bool) -> dict[str, Any]:
     end = one.stopped or now
     seen: dict[str, Any] = {
         "cid": one.cid,
@@ -263,12 +309,7 @@ def _connection(one: Session, now: int, pending: int, auth: bool, subs: int) -> 
     if auth:
         optional |= {"authorized_user": one.identity.name if one.identity is not None else ""}
         optional |= {"account": one.account or DEFAULT_ACCOUNT, "name_tag": one.account or DEFAULT_ACCOUNT}
-    seen |= {name: value for name, value in optional.items() if value}
-    if subs == 1:
-        seen["subscriptions_list"] = [sub.subject for sub in one.subs.values()]
-    elif subs == 2:
-        seen["subscriptions_list_detail"] = [_subscription(sub) for sub in one.subs.values()]
-    return seen
+    return seen | {name: value for name, value in optional.items() if value}
 
 
 def _subscription(sub: ClientSub) -> dict[str, Any]:
@@ -281,18 +322,20 @@ def _subscription(sub: ClientSub) -> dict[str, Any]:
     return seen | {"cid": sub.session.cid}
 
 
-def subsz(engine: Engine, now: int, query: Query) -> dict[str, Any]:
+def subsz(engine: Engine, now: int, query: Query) -> Walk[dict[str, Any]]:
     """The subscriptions of clients."""
     test = query.get("test", "")
     if test and not is_valid_filter(test):
         raise UsageError(f"invalid test subject: {test[:64]!r}")
-    chosen = [
-        sub
-        for one in engine.sessions.values()
-        if not query.get("acc") or query["acc"] == (one.account or DEFAULT_ACCOUNT)
-        for sub in one.subs.values()
-        if not test or matches(sub.subject, test)
-    ]
+    chosen: list[ClientSub] = []
+    for one in list(engine.sessions.values()):
+        if query.get("acc") and query["acc"] != (one.account or DEFAULT_ACCOUNT):
+            continue
+        subs = list(one.subs.values())
+        for at in range(0, len(subs), PAUSE):
+            chosen += (sub for sub in subs[at : at + PAUSE] if not test or matches(sub.subject, test))
+            yield PAUSE // 4 if test else PAUSE // 16
+        yield 1
     offset, limit = _count(query, "offset", 0), _count(query, "limit", DEFAULT_LIMIT) or DEFAULT_LIMIT
     page = chosen[offset : offset + limit]
     seen: dict[str, Any] = {
@@ -311,9 +354,9 @@ def subsz(engine: Engine, now: int, query: Query) -> dict[str, Any]:
         "limit": limit,
     }
     if _flag(query, "subs"):
-        seen["subscriptions_list"] = [
-            {"account": sub.session.account or DEFAULT_ACCOUNT, **_subscription(sub)} for sub in page
-        ]
+        seen["subscriptions_list"] = yield from _each(
+            lambda sub: {"account": sub.session.account or DEFAULT_ACCOUNT, **_subscription(sub)}, page
+        )
     return seen
 
 
@@ -360,7 +403,7 @@ def accountz(engine: Engine, now: int, query: Query) -> dict[str, Any]:
     }
 
 
-def jsz(engine: Engine, now: int, query: Query) -> dict[str, Any]:
+def jsz(engine: Engine, now: int, query: Query) -> Walk[dict[str, Any]]:
     """JetStream as a whole; with `accounts=1`, `streams=1` and `consumers=1` by account, by stream and by consumer."""
     seen: dict[str, Any] = {"server_id": engine.settings.server_id, "now": format_time(now)}
     if not engine.settings.jetstream:
@@ -384,27 +427,42 @@ def jsz(engine: Engine, now: int, query: Query) -> dict[str, Any]:
         "bytes": sum(state.bytes for state in states),
         "total": len(accounts),
     }
+    yield len(every) // 4
     if streams or wanted or _flag(query, "accounts"):
         offset, limit = _count(query, "offset", 0), _count(query, "limit", DEFAULT_LIMIT) or DEFAULT_LIMIT
         page = list(accounts.items())[offset : offset + limit]
-        seen["account_details"] = [_account_detail(engine, name, one, now, query, streams) for name, one in page]
+        details = []
+        for name, one in page:
+            details.append((yield from _account_detail(engine, name, one, now, query, streams)))
+            yield 4
+        seen["account_details"] = details
     return seen
 
 
 def _account_detail(
     engine: Engine, name: str, account: Account, now: int, query: Query, streams: bool
-) -> dict[str, Any]:
+) -> Walk[dict[str, Any]]:
     seen = {"name": name, "id": name, **_jetstream_stats(engine, {name: account})}
     if streams:
-        seen["stream_detail"] = [_stream_detail(stream, now, query) for _, stream in sorted(account.streams.items())]
+        details = []
+        for stream_name in sorted(account.streams):
+            stream = account.streams.get(stream_name)
+            if stream is not None:  # deleted since
+                details.append((yield from _stream_detail(stream, now, query)))
+        seen["stream_detail"] = details
     return seen
 
 
-def _stream_detail(stream: Stream, now: int, query: Query) -> dict[str, Any]:
+def _stream_detail(stream: Stream, now: int, query: Query) -> Walk[dict[str, Any]]:
     """The configurations only if they are asked for; consumers have nearly as long ones as streams."""
     seen = {"name": stream.name, **stream_info(stream, now)}
     del seen["ts"]
-    consumers = [consumer_info(one) for one in stream.consumers.items.values()] if _flag(query, "consumers") else []
+    yield 10
+    consumers = []
+    if _flag(query, "consumers"):
+        for one in list(stream.consumers.items.values()):
+            consumers.append(consumer_info(one))
+            yield 8
     if not _flag(query, "config"):
         for part in (seen, *consumers):
             part.pop("config", None)

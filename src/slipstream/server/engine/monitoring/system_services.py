@@ -20,6 +20,7 @@ from slipstream.server.engine.core.routing import AccountRouter
 from slipstream.server.engine.core.session import Session
 from slipstream.server.engine.engine import Engine
 from slipstream.server.engine.monitoring import endpoints
+from slipstream.server.engine.monitoring.endpoints import whole
 from slipstream.server.engine.monitoring.system_events import AccountStatistics, ServerIdentity, SystemEvents
 
 SERVER, ACCOUNT = "$SYS.REQ.SERVER", "$SYS.REQ.ACCOUNT"
@@ -70,9 +71,13 @@ class SystemServices:
         self.events = SystemEvents(engine, self._server, self._statistics, self._statsz)
         self._by_server: dict[str, Callable[[Body, int], Any]] = {
             "VARZ": lambda _, __: process.varz(),
-            "CONNZ": lambda body, now: endpoints.connz(engine, now, _connz_query(body)),
-            "SUBSZ": lambda body, now: endpoints.subsz(engine, now, _query(body, subscriptions="subs", account="acc")),
-            "JSZ": lambda body, now: endpoints.jsz(engine, now, _query(body, account="acc", consumer="consumers")),
+            "CONNZ": lambda body, now: whole(endpoints.connz(engine, now, _connz_query(body))),
+            "SUBSZ": lambda body, now: whole(
+                endpoints.subsz(engine, now, _query(body, subscriptions="subs", account="acc"))
+            ),
+            "JSZ": lambda body, now: whole(
+                endpoints.jsz(engine, now, _query(body, account="acc", consumer="consumers"))
+            ),
             "ACCOUNTZ": lambda body, now: endpoints.accountz(engine, now, _query(body, account="acc")),
             "HEALTHZ": lambda body, _: _healthz(engine, body),
             "ROUTEZ": lambda _, now: self._head(now) | {"num_routes": 0, "routes": []},
@@ -82,8 +87,8 @@ class SystemServices:
         }
         self._by_account: dict[str, Callable[[str, Body, int], Any]] = {
             "INFO": lambda name, _, now: endpoints.accountz(engine, now, {"acc": name})["account_detail"],
-            "CONNZ": lambda name, body, now: endpoints.connz(engine, now, {**_connz_query(body), "acc": name}),
-            "SUBSZ": lambda name, _, now: endpoints.subsz(engine, now, {"acc": name, "subs": "1"}),
+            "CONNZ": lambda name, body, now: whole(endpoints.connz(engine, now, {**_connz_query(body), "acc": name})),
+            "SUBSZ": lambda name, _, now: whole(endpoints.subsz(engine, now, {"acc": name, "subs": "1"})),
             "JSZ": self._account_jsz,
             "STATZ": lambda name, body, now: self._statz([name], body, now),
             "LEAFZ": lambda _, __, now: self._head(now) | {"leafnodes": 0, "leafs": []},
@@ -229,7 +234,7 @@ class SystemServices:
         query = {**_query(body, consumer="consumers"), "acc": name, "accounts": "1"}
         if not self._engine.has_account(name) or not self._engine.has_jetstream(name):
             raise UsageError(f"account {name[:64]!r} has no JetStream")
-        return endpoints.jsz(self._engine, now, query)["account_details"][0]
+        return whole(endpoints.jsz(self._engine, now, query))["account_details"][0]
 
     def _conns(self, router: AccountRouter, subject: str, reply: str, now: int) -> None:
         name = subject.split(".")[3]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Protocol
 
 from slipstream.errors import CorruptRecordError
@@ -166,6 +167,12 @@ class _Whole:
     def subjects(self, pattern: str) -> Walk[list[tuple[str, int]]]:
         yield 0
         return list(self._log.subjects(pattern))
+
+    def gaps(self, limit: int) -> Walk[list[int]]:
+        yield 0
+        there = set(self._log.from_on("", 0))
+        every = range(self.committed.first_seq, self.committed.last_seq + 1) if there else ()
+        return list(islice((seq for seq in every if seq not in there), limit))
 
 
 def records_of(log: LogView, seq: int = 0) -> Iterator[Record | int]:

@@ -409,6 +409,17 @@ class LogReader:
             raise self._env.unreadable(self.name, seq, exc) from exc
         return 0, base.state.last_seq + 1
 
+    def all_seqs(self) -> Iterator[int]:
+        """Every sequence, in order, for a reader whose snapshot does not move."""
+        base = self._base
+        end = _key(base.sid, base.state.last_seq)
+        with self._env.read.cursor() as cursor:
+            any_left = cursor.set_range(_key(base.sid, base.state.first_seq))
+            for key in cursor.iternext(values=False) if any_left else ():
+                if key > end:
+                    return
+                yield _numbers(key)[1]
+
     def seq_steps(self, prefix: str, fits: Callable[[str], bool], seq: int) -> Iterator[int | None]:
         """Sequences from `seq` on whose subjects match, in order, by the index, for a reader whose base does not
         change; None after so much work."""

@@ -22,6 +22,7 @@ from slipstream.server.store.lmdb.segments import Base, Tuning
 from slipstream.server.store.lmdb.view import LOOKED, View
 
 PAUSE = 64  # units of work between two pauses; a row or message that matches is one
+KEYS = 2048  # of messages, that are looked at between two pauses
 LOOKED_UNITS = LOOKED // 8  # for rows and entries that are only looked at
 
 
@@ -180,6 +181,22 @@ class LmdbSnapshot:
                 done = 0
                 yield PAUSE // 2
         return (yield from sorted_walk(found))
+
+    def gaps(self, limit: int) -> Walk[list[int]]:
+        reader, state = self._reader(), self.committed
+        found: list[int] = []
+        expected = state.first_seq
+        for looked, seq in enumerate(reader.all_seqs(), 1):
+            if seq > expected:
+                found += range(expected, min(seq, expected + limit - len(found)))
+                if len(found) >= limit:
+                    return found
+            expected = seq + 1
+            if not looked % KEYS:
+                yield KEYS // 16
+        if state.messages:
+            found += range(expected, min(state.last_seq + 1, expected + limit - len(found)))
+        return found
 
 
 def _chosen(patterns: Sequence[str]) -> tuple[str, Callable[[str], bool]]:

@@ -99,6 +99,18 @@ class MemorySnapshot:
             yield PAUSE_UNITS + len(names) // 4
         return (yield from sorted_walk(found))
 
+    def gaps(self, limit: int) -> Walk[list[int]]:
+        state, found = self.committed, list[int]()
+        for start in range(state.first_seq, state.last_seq + 1, PAUSE) if state.messages else ():
+            indexes = self._indexes()
+            for seq in range(start, min(start + PAUSE, state.last_seq + 1)):
+                if not any(seq in index.messages for index in indexes):
+                    found.append(seq)
+            if len(found) >= limit:
+                return found[:limit]
+            yield PAUSE_UNITS // 2
+        return found
+
     def _names(self, patterns: Sequence[str]) -> Iterator[list[str]]:
         """Subjects that match, with some that have no message in the snapshot; a list for every so many looked at."""
         if patterns and all(pattern and not has_wildcard(pattern) for pattern in patterns):
