@@ -141,6 +141,22 @@ def test_reader_beside_pipelined_reports_is_answered_within_a_few_turns(
     assert neighbour.turns >= 2
 
 
+@pytest.mark.parametrize("policy", ["all", "last", "last_per_subject"])
+def test_reader_beside_consumers_that_begin_is_answered_within_a_few_turns(rig: Rig, policy: str) -> None:
+    hostile, neighbour = rig.client(), Neighbour(rig)
+    requests = []
+    for n in range(10):
+        name = f"{policy}{n}"
+        config = {"name": name, "ack_policy": "none", "deliver_policy": policy, "filter_subject": "*.*.*"}
+        body = msgspec.json.encode({"stream_name": "BIG", "config": config})
+        requests.append(pub(f"$JS.API.CONSUMER.CREATE.BIG.{name}.*.*.*", body, f"{hostile.inbox}{n}"))
+    hostile.send(b"".join(requests), settle=False)
+    work = neighbour.live(until=10, of=hostile)
+    assert neighbour.slowest <= 4
+    assert neighbour.turns >= 20
+    assert max(work) <= STEP_UNITS + RECEIVE_UNITS + SLICE_UNITS + 512
+
+
 def create(client: Client, name: str, subjects: list[str]) -> bytes:
     config = {"name": name, "subjects": subjects, "storage": "file"}
     return pub(f"$JS.API.STREAM.CREATE.{name}", msgspec.json.encode(config), f"{client.inbox}made")

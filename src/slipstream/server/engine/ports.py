@@ -87,6 +87,9 @@ class LogSnapshot(Protocol):
     @property
     def committed(self) -> LogState: ...
 
+    def hold(self) -> None:
+        """Make the snapshot good for several walks, one after the other: call it before the first pause."""
+
     def get(self, seq: int) -> Record | None: ...
 
     def last(self, pattern: str) -> Walk[int]:

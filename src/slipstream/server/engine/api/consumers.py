@@ -13,16 +13,18 @@ import msgspec
 
 from slipstream.api import ConsumerConfig, ConsumerInfo, SequenceInfo, parse_time
 from slipstream.api.times import ZERO, format_time
-from slipstream.errors import ErrorCode, ReplicasNotSupportedError
+from slipstream.errors import ConsumerNotFoundError, ErrorCode, ReplicasNotSupportedError
 from slipstream.server.engine.api.requests import Count, Outcome, Sequence, decode, is_empty, optional
 from slipstream.server.engine.consumers import config as rules
 from slipstream.server.engine.consumers.consumer import Consumer
+from slipstream.server.engine.ports import Walk
 
 if TYPE_CHECKING:
     from slipstream.server.engine.streams.stream import Stream
 
 MAX_NAMES = 1024
 MAX_LIST = 256
+WAIT_UNITS = 256  # a slice of work (`engine.jobs`): a report that waits looks once per turn
 AFTER_CLUSTER = ("push_bound", "paused", "pause_remaining", "ts", "priority_groups")
 
 Handler = Callable[[list[str], bytes, int], Outcome]
@@ -109,7 +111,17 @@ class ConsumerApi:
         if config.num_replicas > max(1, stream.config.num_replicas):
             raise ReplicasNotSupportedError
         consumer = stream.consumers.put(config, body.get("action", ""), now, pedantic=body.get("pedantic", False))
+        if consumer.will_search:
+            return Outcome({}, stream.journal, search=lambda: self._begun(stream, consumer))
         return Outcome({}, stream.journal, later=lambda: self._report(consumer))
+
+    def _begun(self, stream: Stream, consumer: Consumer) -> Walk[dict[str, Any]]:
+        """The report of a consumer once its first message is found: until then it is not known what is left."""
+        while consumer.is_searching:
+            yield WAIT_UNITS
+        if stream.consumers.items.get(consumer.name) is not consumer:  # deleted, or lost with its group
+            raise ConsumerNotFoundError
+        return self._report(consumer)
 
     # Reports.
 
@@ -126,14 +138,25 @@ class ConsumerApi:
 
     def _list(self, tokens: list[str], payload: bytes, _: int) -> Outcome:
         page, consumers = self._chosen(tokens, payload, MAX_LIST)
-        return Outcome(page | {"consumers": [consumer_info(consumer) for consumer in consumers]})
+        if not any(consumer.is_searching for consumer in consumers):
+            return Outcome(page | {"consumers": [consumer_info(consumer) for consumer in consumers]})
+
+        def infos() -> Walk[dict[str, Any]]:
+            while any(consumer.is_searching for consumer in consumers):
+                yield WAIT_UNITS
+            return page | {"consumers": [consumer_info(consumer) for consumer in consumers]}
+
+        return Outcome({}, search=infos)
 
     def _consumer(self, tokens: list[str]) -> Consumer:
         return self._find(tokens[0]).consumers.find(tokens[1])
 
     def _info(self, tokens: list[str], payload: bytes, _: int) -> Outcome:
         _check_empty(payload)
-        return Outcome(self._report(self._consumer(tokens)))
+        stream, consumer = self._find(tokens[0]), self._consumer(tokens)
+        if consumer.is_searching:
+            return Outcome({}, search=lambda: self._begun(stream, consumer))
+        return Outcome(self._report(consumer))
 
     def _report(self, consumer: Consumer) -> dict[str, Any]:
         """A consumer, with what this server adds to its metadata."""

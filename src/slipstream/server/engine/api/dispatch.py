@@ -295,8 +295,15 @@ class Api:
                 self._catalog.answer(None, asked[1], body, source)
             self._audit_for(origin, None, asked, body, source)
 
-        def done(fields: dict[str, Any]) -> None:
-            answer(source.encode(None, fields))
+        def guarded(walk: Walk[dict[str, Any]]) -> Walk[bytes]:
+            try:
+                fields = yield from walk
+            except ApiError as exc:
+                return source.failure(exc)
+            return source.encode(None, fields)
+
+        def done(body: bytes) -> None:
+            answer(body)
 
         def failed(error: StoreError) -> None:
             answer(source.failure(StreamStoreFailedError(str(error))))
@@ -304,7 +311,7 @@ class Api:
         def start() -> None:
             load.owner = asker
             try:
-                if not self._catalog.jobs.search(begin(), done, failed):
+                if not self._catalog.jobs.search(guarded(begin()), done, failed):
                     raise ErrorCode.STREAM_GENERAL.error(err=TOO_MANY)
             except ApiError as exc:
                 answer(source.failure(exc))

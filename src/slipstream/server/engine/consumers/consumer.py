@@ -39,6 +39,7 @@ from slipstream.server.engine.consumers.ack_router import ACK_PREFIX
 from slipstream.server.engine.consumers.advisories import ConsumerAdvisories
 from slipstream.server.engine.consumers.config import filters_of
 from slipstream.server.engine.consumers.cursor import Cursor
+from slipstream.server.engine.consumers.deliver_policy import SkipList
 from slipstream.server.engine.consumers.delivery_state import DeliveryState
 from slipstream.server.engine.consumers.job import DeliveryJob
 from slipstream.server.engine.consumers.parent import ParentStream
@@ -46,7 +47,8 @@ from slipstream.server.engine.consumers.persistence import LazyCommit, StateWrit
 from slipstream.server.engine.consumers.pull import PullDelivery
 from slipstream.server.engine.consumers.push import PushDelivery
 from slipstream.server.engine.consumers.timing import IdleTimer
-from slipstream.server.engine.ports import Changes
+from slipstream.server.engine.jobs import SLICE_UNITS, Progress
+from slipstream.server.engine.ports import Changes, Walk
 from slipstream.server.engine.services import Services
 
 
@@ -110,6 +112,10 @@ class Consumer:
             self.delivery = PullDelivery(
                 services, self.cursor, self._acks, self._job, self._idle, self.advisories, config
             )
+        self._is_large = self.cursor.needs_search(config, one_per_subject=self._one_per_subject)
+        self._has_begun = False
+        self._search: StartSearch | None = None
+        self._missed: list[tuple[Changes, Mapping[str, int]]] = []  # commits since it began
         self.ack = self._acks.receive  # not by a method of its own: a call less for every ack
         self.flow = self.delivery.flow
 
@@ -137,6 +143,10 @@ class Consumer:
         old = self.config
         self._configure(config)
         self.delivery.configure(config)
+        if self._search is not None and filters_of(old) != filters_of(config):
+            self._end_search()
+            self._is_large = self.cursor.needs_search(config, one_per_subject=self._one_per_subject)
+            self.begin()
         if filters_of(old) != filters_of(config) and self._job.live:
             self.cursor.review_skips()
             self.cursor.recount()
@@ -152,16 +162,25 @@ class Consumer:
 
     def begin(self) -> None:
         """Find the first message and deliver: the consumer is durable."""
-        if self._job.stopped or self._job.live:
+        if self._job.stopped or self._job.live or self._search is not None:
             return
+        if not self.cursor.started and not self.cursor.held and self._begin_search():
+            return
+        self._go_live()
+
+    def _go_live(self, *, is_counted: bool = False) -> None:
+        """Deliver from now on; `is_counted`: it is known where, and how many messages are left."""
         self._job.live = True
         now = self.services.router.now
-        self.delivery.begin(now)
-        if self.cursor.started:
-            self.cursor.forget_removed(now)
-        elif not self.cursor.held:
-            self._start()
-        self.cursor.recount()
+        if not self._has_begun:
+            self._has_begun = True
+            self.delivery.begin(now)
+        if not is_counted:
+            if self.cursor.started:
+                self.cursor.forget_removed(now)
+            elif not self.cursor.held:
+                self._start()
+            self.cursor.recount()
         self._job.arm_pause(now)
         self._idle.arm(now)
         if self.state.pending:
@@ -171,7 +190,52 @@ class Consumer:
         self._job.wake()
 
     def _start(self) -> None:
-        self.cursor.start(self.config, one_per_subject=self._stream.config.max_msgs_per_subject == 1)
+        self.cursor.start(self.config, one_per_subject=self._one_per_subject)
+
+    @property
+    def _one_per_subject(self) -> bool:
+        return self._stream.config.max_msgs_per_subject == 1
+
+    # The start of a consumer of a large stream is a search in slices, as of one state; what is committed in the
+    # meantime is followed when it is over. Until then the consumer is not live, as if it were not durable yet.
+
+    @property
+    def will_search(self) -> bool:
+        """Whether it is new and begins with a search. That is decided when it is made: the response depends on it."""
+        return not self.cursor.started and self._is_large
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether the first message is being looked for; what a report would say is not known yet."""
+        return self._search is not None
+
+    def _begin_search(self) -> bool:
+        """Look for the first message in slices, if that may take long."""
+        if not self._is_large or self._log.is_crowded:
+            return False
+        walk = self.cursor.search(self.config, one_per_subject=self._one_per_subject)
+        self._search, self._missed = StartSearch(walk, self._found), []
+        if self._search.run()[0] is Progress.MORE:  # the first slice at once: its snapshot is of now
+            jobs = self.services.jobs
+            jobs.go_on(self._search, jobs.load.asker or self)
+        return True
+
+    def _found(self, start: int, skips: SkipList | None, left: int) -> None:
+        missed, self._search, self._missed = self._missed, None, []
+        self.cursor.start_at(start, skips, left)
+        now = self.services.router.now
+        if any(news.recount for news, _ in missed):
+            self.cursor.review_skips()
+            self.cursor.recount()
+        else:
+            for news, added in missed:
+                self.cursor.committed(news, added, now)
+        self._go_live(is_counted=True)
+
+    def _end_search(self) -> None:
+        if self._search is not None:
+            self._search.stop()
+            self._search, self._missed = None, []
 
     def reset(self, seq: int) -> int:
         """Begin again from a stream sequence, or (0) from the ack floor; returns where that is."""
@@ -188,6 +252,9 @@ class Consumer:
                 raise ErrorCode.CONSUMER_INVALID_RESET.error(err=text)
         seq = seq or self.state.floor_seq + 1
         self.cursor.move(seq)
+        if self._search is not None:
+            self._end_search()
+            self._go_live()
         if self._job.live:
             self.cursor.recount()
         self.writer.mark()
@@ -200,6 +267,7 @@ class Consumer:
         Its parts let go of each other, so that it is freed now: a server may have many short-lived consumers, with
         thousands of pending messages each, and collects garbage seldom.
         """
+        self._end_search()
         self._job.stop()
         self._acks.stop()
         self._idle.stop()
@@ -208,6 +276,7 @@ class Consumer:
 
     def retire(self) -> None:
         """The server shuts down: no more deliveries."""
+        self._end_search()
         self._job.live = False
         self.delivery.retire()
 
@@ -215,6 +284,9 @@ class Consumer:
 
     def committed(self, news: Changes, added: Mapping[str, int]) -> None:
         """A group was committed; `added` counts its new messages by subject."""
+        if self._search is not None:
+            self._missed.append((news, added))
+            return
         if not self._job.live:
             return
         if not self.cursor.started:
@@ -228,8 +300,9 @@ class Consumer:
         """The stream may have reached the sequence that the consumer waits for."""
         if self._job.live and not self.cursor.held:
             if not self.cursor.started:
-                self._start()
-                self.cursor.recount()
+                self._job.live = False
+                self._is_large = self.cursor.needs_search(self.config, one_per_subject=self._one_per_subject)
+                self.begin()
             self._job.wake()
 
     def purged(self, pattern: str) -> None:
@@ -239,6 +312,8 @@ class Consumer:
 
     def recount(self) -> None:
         """Count what is left from the log, and deliver it."""
+        if self._search is not None:
+            return
         self.cursor.recount()
         self._job.wake()
 
@@ -273,3 +348,32 @@ class Consumer:
             return False
         self.delivery.unpin("admin", group)
         return True
+
+
+class StartSearch:
+    """The search for the first message of a consumer, as a job."""
+
+    def __init__(
+        self, walk: Walk[tuple[int, SkipList | None, int]], found: Callable[[int, SkipList | None, int], None]
+    ) -> None:
+        self._walk, self._found = walk, found
+
+    def stop(self) -> None:
+        """The result is not wanted any more."""
+        self._found = _ignore
+        self._walk.close()
+
+    def run(self) -> tuple[Progress, int]:
+        units = 0
+        try:
+            while units < SLICE_UNITS:
+                units += next(self._walk)
+        except StopIteration as end:
+            if end.value is not None:  # stopped
+                self._found(*end.value)
+            return Progress.DONE, units
+        return Progress.MORE, units
+
+
+def _ignore(_: int, __: SkipList | None, ___: int) -> None:
+    """In place of the consumer."""

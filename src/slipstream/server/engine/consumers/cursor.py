@@ -14,15 +14,17 @@ from slipstream.api import ConsumerConfig, DeliverPolicy
 from slipstream.errors import CorruptRecordError
 from slipstream.server.engine.consumers.ack_handling import AckHandling
 from slipstream.server.engine.consumers.config import filters_of
-from slipstream.server.engine.consumers.deliver_policy import exists, starting_point
+from slipstream.server.engine.consumers.deliver_policy import SkipList, exists, starting_point, starting_walk
 from slipstream.server.engine.consumers.delivery_state import DeliveryState
 from slipstream.server.engine.consumers.filters import Filters
 from slipstream.server.engine.consumers.persistence import StateWriter
-from slipstream.server.engine.ports import Changes, Record, StreamLog
+from slipstream.server.engine.ports import Changes, Record, StreamLog, Walk
 from slipstream.wire import SubjectSet
 
 CHUNK = 512
 CHUNK_BYTES = 256 * 1024
+FEW_MESSAGES = 2048  # of a stream in which a consumer's start is found in one piece
+LOOK_UNITS = 256  # of work (`engine.jobs`) for a scan that found nothing yet
 
 
 def _all_within(filters: Iterable[str], pattern: str) -> bool:
@@ -60,10 +62,13 @@ class Cursor:
         self._min_last_seq = 0
         self._is_reached = False
         self.stopped_at = 0  # the damaged message that it stands in front of
+        self.is_looking = False  # the last scan ended before the end of the log, and found nothing
+        self._looked_to = 0  # before it nothing is left to deliver
 
     def configure(self, config: ConsumerConfig) -> None:
         """Take over a configuration."""
         self.filters = Filters(filters_of(config))
+        self._looked_to = 0
         if config.min_last_seq != self._min_last_seq:
             self._min_last_seq, self._is_reached = config.min_last_seq, False
 
@@ -97,8 +102,45 @@ class Cursor:
         self.state.skips = skips
         self._writer.mark()
 
+    def needs_search(self, config: ConsumerConfig, *, one_per_subject: bool) -> bool:
+        """Whether finding the first message, and counting what is left from there on, may take long."""
+        if self._log.state.messages <= FEW_MESSAGES or config.deliver_policy == DeliverPolicy.NEW:
+            return False
+        if not self.filters.patterns:
+            return config.deliver_policy == DeliverPolicy.LAST_PER_SUBJECT and not one_per_subject
+        by_position = config.deliver_policy in (DeliverPolicy.BY_START_SEQUENCE, DeliverPolicy.BY_START_TIME)
+        return not self.filters.is_literal or by_position
+
+    def search(self, config: ConsumerConfig, *, one_per_subject: bool) -> Walk[tuple[int, SkipList | None, int]]:
+        """Where to begin, and how many messages are left from there on, as of now."""
+        snapshot = self._log.snapshot()
+        try:
+            snapshot.hold()
+            if one_per_subject and config.deliver_policy == DeliverPolicy.LAST_PER_SUBJECT:
+                start: int = snapshot.committed.first_seq
+                skips: SkipList | None = None
+            else:
+                walk = starting_walk(config, self.filters, self._log, snapshot, after=self._after)
+                start, skips = yield from walk
+            if skips is None or skips.done:
+                left = yield from self.filters.count_walk(snapshot, start)
+            else:
+                left = len(skips) + (yield from self.filters.count_walk(snapshot, skips.resume))
+            return start, skips, left
+        finally:
+            snapshot.close()
+
+    def start_at(self, start: int, skips: SkipList | None, left: int) -> None:
+        """Begin where a search says."""
+        self.started = True
+        self.state.reset(start)
+        self.state.skips = skips
+        self.left = left
+        self._writer.mark()
+
     def move(self, seq: int) -> None:
         """Begin again from a sequence, as if nothing had been delivered."""
+        self._looked_to = 0
         self.started = True
         self.state.skips = None
         self.state.reset(seq)
@@ -159,7 +201,10 @@ class Cursor:
         state, covers, skips = self.state, self.filters.covers, self.state.skips
         if skips is not None and skips.done:
             skips = None
-        if not self.filters.patterns:
+        floor = skips.resume if skips is not None else state.next_seq
+        if news.added and news.added[0][0] < floor:  # it starts in the future
+            self.left += sum(1 for seq, subject in news.added if seq >= floor and covers(subject))
+        elif not self.filters.patterns:
             self.left += len(news.added)
         else:
             self.left += self.filters.total(added)
@@ -198,6 +243,7 @@ class Cursor:
     def upcoming(self, limit: int) -> tuple[list[Record], list[Record]]:
         """The next messages to redeliver, and the next new ones. Nothing is recorded yet."""
         state = self.state
+        self.is_looking = False
         again = self._again(limit) if state.queue else []
         limit = min(limit - len(again), CHUNK)
         if self._acks.max_pending:  # redeliveries are pending already, and pass
@@ -232,7 +278,12 @@ class Cursor:
                 if found := state.skips.next(self._log, limit):
                     return found
                 self._leave_skips()
-            return self.filters.scan(self._log, state.next_seq, limit=limit, max_bytes=CHUNK_BYTES)
+            at = max(state.next_seq, self._looked_to)
+            records, following = self.filters.scan(self._log, at, limit=limit, max_bytes=CHUNK_BYTES)
+            if not records:
+                self._looked_to = following
+                self.is_looking = following <= self._log.committed.last_seq
+            return records
         except CorruptRecordError as exc:
             self.stopped_at = max(exc.seq, state.next_seq)
             return []

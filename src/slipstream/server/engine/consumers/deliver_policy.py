@@ -8,7 +8,7 @@ from struct import pack, unpack_from
 from slipstream.api import ConsumerConfig, DeliverPolicy
 from slipstream.errors import CorruptRecordError
 from slipstream.server.engine.consumers.filters import Filters
-from slipstream.server.engine.ports import Record, StreamLog
+from slipstream.server.engine.ports import LogSnapshot, LogState, Record, StreamLog, Walk
 
 
 class SkipList:
@@ -91,14 +91,40 @@ def starting_point(
     config: ConsumerConfig, filters: Filters, log: StreamLog, *, after: int
 ) -> tuple[int, SkipList | None]:
     """The first stream sequence of interest; `after` was the last sequence when the consumer was requested."""
-    state = log.committed
+    seqs: list[int] = []
+    last = 0
+    if config.deliver_policy == DeliverPolicy.LAST:
+        last = filters.last(log)
+    elif config.deliver_policy == DeliverPolicy.LAST_PER_SUBJECT:
+        seqs = log.multi_last(filters.patterns or (">",), limit=1 << 62) or []
+    return _start(config, log, log.committed, after=after, last=last, seqs=seqs)
+
+
+def starting_walk(
+    config: ConsumerConfig, filters: Filters, log: StreamLog, snapshot: LogSnapshot, *, after: int
+) -> Walk[tuple[int, SkipList | None]]:
+    """The same of a snapshot of now, in slices."""
+    seqs: list[int] = []
+    last = 0
+    at_time = _start(config, log, snapshot.committed, after=after, last=0, seqs=[])  # before others change the log
+    if config.deliver_policy == DeliverPolicy.LAST:
+        last = yield from filters.last_walk(snapshot)
+    elif config.deliver_policy == DeliverPolicy.LAST_PER_SUBJECT:
+        seqs = (yield from snapshot.multi_last(filters.patterns or (">",), limit=1 << 62)) or []
+    else:
+        return at_time
+    return _start(config, log, snapshot.committed, after=after, last=last, seqs=seqs)
+
+
+def _start(
+    config: ConsumerConfig, log: StreamLog, state: LogState, *, after: int, last: int, seqs: list[int]
+) -> tuple[int, SkipList | None]:
     policy, skips = config.deliver_policy, None
     if policy == DeliverPolicy.BY_START_SEQUENCE:
         return max(config.opt_start_seq, state.first_seq), None
     if policy == DeliverPolicy.LAST:
-        start = filters.last(log) or after + 1
+        start = last or after + 1
     elif policy == DeliverPolicy.LAST_PER_SUBJECT:
-        seqs = log.multi_last(filters.patterns or (">",), limit=1 << 62) or []
         start = seqs[0] if seqs else state.last_seq + 1
         skips = SkipList(seqs, state.last_seq + 1) if seqs else None
     elif policy == DeliverPolicy.BY_START_TIME:

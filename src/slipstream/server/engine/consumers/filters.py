@@ -11,7 +11,7 @@ from functools import cached_property
 
 from slipstream.errors import CorruptRecordError
 from slipstream.server.engine.bounds import MAX_STEPS
-from slipstream.server.engine.ports import Record, StreamLog
+from slipstream.server.engine.ports import LogSnapshot, Record, StreamLog, Walk
 from slipstream.wire import SubjectSet
 
 CACHED = 16 * 1024
@@ -57,32 +57,36 @@ class Filters:
             return sum(counts.get(subject, 0) for subject in self._literals)
         return sum(count for subject, count in counts.items() if self.covers(subject))
 
-    def scan(self, log: StreamLog, seq: int, *, limit: int, max_bytes: int) -> list[Record]:
-        """The next messages from `seq` on; fewer than `limit` do not mean that there are no more."""
+    def scan(self, log: StreamLog, seq: int, *, limit: int, max_bytes: int) -> tuple[list[Record], int]:
+        """The next messages from `seq` on, with a bound on the work, and where to go on: nothing else is covered before
+        that sequence. It is beyond the committed last sequence once all was looked at."""
         if len(self.patterns) < 2:
-            return log.scan(self.patterns[0] if self.patterns else "", seq, limit=limit, max_bytes=max_bytes)
+            return log.scan_some(self.patterns[0] if self.patterns else "", seq, limit=limit, max_bytes=max_bytes)
+        if len(self.patterns) >= MANY:
+            records, following = log.scan_some("", seq, limit=PIECE, max_bytes=4 * max_bytes)
+            chosen = [record for record in records if self.covers(record.subject)]
+            return (chosen, following) if len(chosen) <= limit else (chosen[:limit], chosen[limit - 1].seq + 1)
         found: dict[int, Record] = {}
-        horizon = log.committed.last_seq
+        following = max(seq, log.committed.last_seq + 1)
         broken: CorruptRecordError | None = None
         for pattern in self.patterns:
             try:
-                records = log.scan(pattern, seq, limit=limit, max_bytes=max_bytes)
+                records, its_following = log.scan_some(pattern, seq, limit=limit, max_bytes=max_bytes)
             except CorruptRecordError as exc:
                 if not exc.seq:
                     raise
                 broken = exc if broken is None or exc.seq < broken.seq else broken
-                horizon = min(horizon, exc.seq - 1)
-                continue
+                its_following = exc.seq
+                records = []
             for record in records:
                 found[record.seq] = record
-            # Where a scan ended early, that filter may cover more messages behind its last one: none of another filter
-            # from there on may go out before them.
-            if records and _more(log, pattern, records[-1].seq + 1):
-                horizon = min(horizon, records[-1].seq)
-        chosen = [found[at] for at in sorted(found) if at <= horizon][:limit]
-        if broken is not None and not chosen:
+            # From where one scan ended, its filter may cover more messages: none of another filter from there on may
+            # go out before them.
+            following = min(following, its_following)
+        chosen = [found[at] for at in sorted(found) if at < following]
+        if broken is not None and not chosen and broken.seq == following:
             raise broken
-        return chosen
+        return (chosen, following) if len(chosen) <= limit else (chosen[:limit], chosen[limit - 1].seq + 1)
 
     def count(self, log: StreamLog, seq: int) -> int:
         """How many messages are covered from `seq` on."""
@@ -105,6 +109,29 @@ class Filters:
             total += sum(1 for record in records if self.covers(record.subject))
             seq = records[-1].seq + 1
 
+    def count_walk(self, snapshot: LogSnapshot, seq: int) -> Walk[int]:
+        """The same of a snapshot, in slices."""
+        if len(self.patterns) < MANY and self.patterns and self._disjoint:
+            total = 0
+            for pattern in self.patterns:
+                total += yield from snapshot.count((pattern,), seq)
+                yield 1
+            return total
+        return (yield from snapshot.count(self.patterns or ("",), seq))
+
+    def last_walk(self, snapshot: LogSnapshot) -> Walk[int]:
+        """The sequence of the newest message of a snapshot, in slices; 0 if there is none."""
+        best = 0 if self.patterns else snapshot.committed.last_seq
+        for pattern in self.patterns:
+            best = max(best, (yield from snapshot.last(pattern)))
+            yield 1
+        return best
+
+    @property
+    def is_literal(self) -> bool:
+        """Whether there are a few filters, without wildcards."""
+        return 0 < len(self.patterns) < MANY and not self.set.wildcards
+
     def last(self, log: StreamLog) -> int:
         """The sequence of the newest message; 0 if there is none."""
         if not self.patterns:
@@ -118,10 +145,3 @@ def _last_seq(log: StreamLog, pattern: str) -> int:
     except CorruptRecordError as exc:
         return exc.seq
     return record.seq if record is not None else 0
-
-
-def _more(log: StreamLog, pattern: str, seq: int) -> bool:
-    try:
-        return bool(log.scan(pattern, seq, limit=1))
-    except CorruptRecordError:
-        return True

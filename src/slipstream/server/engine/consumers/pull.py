@@ -18,7 +18,7 @@ from slipstream.api.times import ZERO, nanoseconds
 from slipstream.server.engine.api.requests import level_suffices
 from slipstream.server.engine.consumers.ack_handling import AckHandling
 from slipstream.server.engine.consumers.advisories import ConsumerAdvisories
-from slipstream.server.engine.consumers.cursor import CHUNK, Cursor
+from slipstream.server.engine.consumers.cursor import CHUNK, LOOK_UNITS, Cursor
 from slipstream.server.engine.consumers.job import DeliveryJob
 from slipstream.server.engine.consumers.outbound import Outbound, Recipient, add_header, headers_only
 from slipstream.server.engine.consumers.requests import (
@@ -244,7 +244,9 @@ class PullDelivery:
         outbound.flush()
         if sent:
             self._acks.delivered(now)
-        return self._progress(outbound, now, sent, stuck=stuck or len(again) > sent, found=bool(again or fresh)), sent
+        return self._progress(outbound, now, sent, stuck=stuck or len(again) > sent, found=bool(again or fresh)), (
+            LOOK_UNITS if self._cursor.is_looking else sent
+        )
 
     def _progress(self, outbound: Outbound, now: int, sent: int, *, stuck: bool, found: bool) -> Progress:
         """How the job stands after a chunk."""
@@ -256,6 +258,8 @@ class PullDelivery:
             self._review(now, at_end=True)
             return Progress.DONE
         if not found and not self._acks.full:
+            if self._cursor.is_looking:
+                return Progress.MORE
             self._cursor.found_nothing()
             if self._cursor.at_end or self._cursor.stopped_at:
                 self._review(now, at_end=True)

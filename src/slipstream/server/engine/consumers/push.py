@@ -15,7 +15,7 @@ from slipstream.api.names import CONSUMER_STALLED, LAST_CONSUMER, LAST_STREAM
 from slipstream.api.times import nanoseconds
 from slipstream.server.engine.consumers.ack_handling import AckHandling
 from slipstream.server.engine.consumers.ack_router import FLOW_PREFIX
-from slipstream.server.engine.consumers.cursor import CHUNK, Cursor
+from slipstream.server.engine.consumers.cursor import CHUNK, LOOK_UNITS, Cursor
 from slipstream.server.engine.consumers.job import DeliveryJob
 from slipstream.server.engine.consumers.outbound import Outbound, Recipient, headers_only
 from slipstream.server.engine.consumers.parent import ParentStream
@@ -205,6 +205,8 @@ class PushDelivery:
             self._arm_heartbeat(now)
         full = self._acks.full
         if not again and not fresh and not full:
+            if cursor.is_looking:
+                return Progress.MORE, LOOK_UNITS
             cursor.found_nothing()
             return Progress.DONE, 0
         more = sent and not cursor.at_end and not self._window_closed and not self._job.waits

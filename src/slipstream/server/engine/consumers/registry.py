@@ -96,11 +96,16 @@ class Consumers:
 
     def _begin_when_durable(self, consumer: Consumer) -> None:
         """Begin once everything so far is committed: the consumer itself, and what was published before it."""
-        journal = self._stream.journal
+        journal, load = self._stream.journal, self._services.jobs.load
+        asker = load.asker
 
         def begin() -> None:
             if self.items.get(consumer.name) is consumer:
-                consumer.begin()
+                load.owner = asker
+                try:
+                    consumer.begin()
+                finally:
+                    load.owner = None
                 consumer.advisories.action("create")
                 if consumer.paused:
                     consumer.advisories.paused(consumer.config.pause_until)
@@ -230,7 +235,7 @@ class Consumers:
             entry = stored.pop(consumer.name, None)
             if not consumer.persistent:
                 consumer.begin()  # the group that it waited for is decided, one way or the other
-                consumer.cursor.recount()
+                consumer.recount()
                 continue
             if entry is None or entry.created != consumer.created:
                 self._drop(consumer)
@@ -245,7 +250,7 @@ class Consumers:
             consumer.state.all_changed(block_numbers(kept[consumer.name]))
             self._commit.mark(consumer.writer)
             consumer.begin()
-            consumer.cursor.recount()
+            consumer.recount()
         for name, entry in stored.items():
             consumer = self._add(name, ConsumerConfig.from_dict(entry.config), entry.created, read_state(kept[name]))
             consumer.state.last_active = self._services.router.now

@@ -145,6 +145,9 @@ class _Whole:
         self._log = log
         self.committed, self.get = log.committed, log.get
 
+    def hold(self) -> None:
+        """Nothing changes."""
+
     def close(self) -> None:
         """Nothing to close."""
 

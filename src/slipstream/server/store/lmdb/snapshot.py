@@ -55,6 +55,9 @@ class LmdbSnapshot:
             self._copy = LogReader(cast(Environment, pin), self._log.name, base, self._tuning)
         return self._copy
 
+    def hold(self) -> None:
+        self._reader()
+
     def get(self, seq: int) -> Record | None:
         return self._reader().get(seq)
 

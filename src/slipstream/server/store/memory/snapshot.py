@@ -41,6 +41,9 @@ class MemorySnapshot:
         self._log.snapshots.pop(self, None)
         self._retained = []
 
+    def hold(self) -> None:
+        """Nothing is copied later."""
+
     def retain(self, removed: MessageIndex) -> None:
         """A group was finished that removed these messages."""
         if len(removed.messages) > MERGED:
