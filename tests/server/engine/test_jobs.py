@@ -111,8 +111,6 @@ REPORTS: list[tuple[str, dict[str, object]]] = [
     ("STREAM.INFO.BIG", {"subjects_filter": "*.*.17"}),
     ("STREAM.INFO.GAPS", {"deleted_details": True}),
     ("STREAM.LIST", {}),
-    ("STREAM.LIST", {"subject": "s.1.*"}),
-    ("STREAM.NAMES", {"subject": "nothing.*.here"}),
     ("CONSUMER.LIST.SMALL", {}),
 ]
 
