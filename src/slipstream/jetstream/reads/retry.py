@@ -121,6 +121,10 @@ class RetryPolicy:
         error = self._reason or error
         return error.after(self._now() - self._began) if isinstance(error, StaleReadError) else error
 
+    def remember(self, reason: StaleReadError) -> None:
+        """An attempt before this policy began was rejected for that reason, which says more than a later silence."""
+        self._reason = reason
+
     def next_pause(self, reason: Error) -> float | None:
         """Seconds to wait before the next attempt, which `reason` made necessary; None when the time is up.
 

@@ -45,12 +45,15 @@ class StreamReads:
                 newest = await self.newest_seq(timeout=limit)
                 session.close(self._stream, newest)
                 min_last_seq = max(min_last_seq, newest)
+            proven = None
             if request.last_by_subj and not from_leader:
                 proven = await self._last_at_once(request, min_last_seq, limit)
-                if proven is not None:
+                if isinstance(proven, StoredMessage):
                     return proven
                 limit = max(limit - (context.client.now() - begin), SHORTEST_TRY)  # what was waited counts
             goal = self._goal(min_last_seq, limit, subject=_literal(request.last_by_subj))
+            if proven is not None:
+                goal.policy.remember(goal.behind(0))
             return await self._get_proven(request, goal, from_leader=from_leader)
         # A Direct Get of whichever replica answers.
         state = context.read_state
@@ -75,8 +78,11 @@ class StreamReads:
         finally:
             client.cancel(token)
 
-    async def _last_at_once(self, request: GetRequest, min_last_seq: int, limit: float) -> StoredMessage | None:
-        """The newest message of a literal subject by one request, as most of them are proven; None: by all means.
+    async def _last_at_once(
+        self, request: GetRequest, min_last_seq: int, limit: float
+    ) -> StoredMessage | StaleReadError | None:
+        """The newest message of a literal subject by one request, as most of them are proven. None, or the word of the
+        server that it is behind: by all means.
 
         The same decision as the rule's, and only where all that it needs is known. A trusted read costs no more than a
         plain one then.
@@ -103,6 +109,8 @@ class StreamReads:
                 return None  # nothing is known of who found nothing
             context.read_state.at_once += 1
             raise self._goal(wanted, limit).missing_of(request) from error
+        except StaleReadError as error:
+            return error
         except Error:
             return None
         if not keeps:
