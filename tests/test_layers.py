@@ -445,7 +445,7 @@ def test_tests_have_the_tree_of_the_source() -> None:
     source, tests = folders_of(SRC / "slipstream"), folders_of(TESTS)
     # Tests that are run with both drivers are written in an `_async` folder, whatever they are about.
     own = {folder for folder in tests if not set(folder.split("/")) & {"_async", "_sync"}}
-    assert own - source - {"conformance", "jetstream/reads/simulation", "kv/model"} == set()
+    assert own - source - {"conformance", "jetstream/reads/simulation", "kv/model", "server/simulation"} == set()
     drivers = {folder for folder in source if folder.split("/")[-1] in ("_async", "_sync")}
     untested = source - tests - drivers - {"facade"}  # the facade is what every test in `conformance` holds
     assert untested == set()

@@ -202,6 +202,22 @@ async def test_limits_are_kept_alike(urls: tuple[str, str], fresh: str, config: 
     await same_on(urls, fresh, scenario)
 
 
+@pytest.mark.parametrize("storage", ["file", "memory"])
+async def test_smaller_limits_of_a_stream_that_discards_new_messages_are_alike(
+    urls: tuple[str, str], fresh: str, storage: str
+) -> None:
+    async def scenario(wire: Wire) -> None:
+        await wire.create(discard="new", storage=storage, allow_direct=True)
+        for n in range(6):
+            await wire.publish(f"{n % 2}", b"hello")
+        for limits in ({"max_msgs": 3}, {"max_bytes": 60}, {"max_msgs_per_subject": 2}):
+            await wire.update(discard="new", storage=storage, allow_direct=True, **limits)
+            await wire.info(subjects_filter=">", deleted_details=True)
+            await wire.publish("0", b"x")
+
+    await same_on(urls, fresh, scenario)
+
+
 async def test_no_ack_means_no_ack(urls: tuple[str, str], fresh: str) -> None:
     async def scenario(wire: Wire) -> None:
         await wire.create(no_ack=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.errors import StoreError
+from slipstream.server.engine.engine import Engine
 from slipstream.server.store.memory.store import MemoryStore
 from slipstream.wire import Headers
 from tests.server.support import Client, Rig, make_settings, sequences
@@ -83,6 +86,28 @@ def test_no_change_is_reported_before_the_commit(client: Client, subject: str, b
     assert "error" not in msgspec.json.decode(answer)
 
 
+def test_rejections_of_the_api_wait_for_the_changes_they_depend_on(client: Client) -> None:
+    client.publish("s.1")
+    client.ask("$JS.API.STREAM.MSG.DELETE.S", {"seq": 1}, settle=False)
+    client.ask("$JS.API.STREAM.MSG.DELETE.S", {"seq": 1}, settle=False)  # it is gone, but that could be taken back
+    assert answers(client) == []
+    client.rig.commit()
+    first, second = map(msgspec.json.decode, answers(client))
+    assert first["success"]
+    assert second["error"]["err_code"] == 10043
+
+
+def test_info_about_a_stream_that_is_deleted_before_the_answer_says_so(client: Client) -> None:
+    client.publish("s.1")
+    client.send(b"PUB s.1 1\r\nx\r\n", settle=False)
+    client.ask("$JS.API.STREAM.INFO.S", settle=False)
+    client.ask("$JS.API.STREAM.DELETE.S", settle=False)
+    client.rig.commit()
+    info, deleted = map(msgspec.json.decode, answers(client))
+    assert info["error"]["err_code"] == 10059
+    assert deleted["success"]
+
+
 def test_reports_wait_while_the_catalog_has_changes_under_way(client: Client) -> None:
     client.ask("$JS.API.STREAM.CREATE.T", {"name": "T", "storage": "memory"}, settle=False)
     client.ask("$JS.API.STREAM.NAMES", settle=False)
@@ -149,6 +174,32 @@ def test_a_lost_delete_or_update_brings_the_stream_back(client: Client) -> None:
     assert client.publish("s.1")["seq"] == 2
 
 
+def two_stores() -> Client:
+    """A client of a server whose file and memory streams are in stores of their own."""
+    rig = Rig()
+    rig.engine = Engine(make_settings(), file=MemoryStore(), memory=MemoryStore(), rng=random.Random(1), now=rig.now)
+    return rig.client()
+
+
+@pytest.mark.parametrize("name", ["S", "OTHER"])
+def test_a_lost_delete_does_not_bring_back_a_stream_that_was_replaced_meanwhile(name: str) -> None:
+    client = two_stores()
+    client.create("S", storage="file")
+    client.ask("$JS.API.STREAM.DELETE.S", settle=False)
+    file, memory = client.rig.engine.journals
+    batch = file.seal()
+    config = {"name": name, "subjects": ["s.>"], "storage": "memory"}
+    client.ask(f"$JS.API.STREAM.CREATE.{name}", config, settle=False)
+    client.rig.engine.committed(memory.seal(), client.rig.now)
+    assert batch.group is not None
+    client.rig.engine.failed(file, StoreError("broken"), client.rig.now)
+    assert len(answers(client)) == 2
+    client.rig.settle()
+    assert client.api("STREAM.NAMES")["streams"] == [name]
+    assert client.publish("s.1") == {"stream": name, "seq": 1}
+    assert list(file.store.streams()) == []
+
+
 def test_a_read_that_waits_survives_a_lost_group(client: Client) -> None:
     client.ask("$JS.API.DIRECT.GET.S", {"seq": 1, "min_last_seq": 1})
     client.send(b"PUB s.1 4\r\nlost\r\n", settle=False)
@@ -160,13 +211,8 @@ def test_a_read_that_waits_survives_a_lost_group(client: Client) -> None:
 
 def test_each_store_holds_back_only_its_own_answers() -> None:
     """File and memory streams commit on their own; a slow disk does not delay a memory stream."""
-    import random
-
-    from slipstream.server.engine.engine import Engine
-
-    rig = Rig()
-    rig.engine = Engine(make_settings(), file=MemoryStore(), memory=MemoryStore(), rng=random.Random(1), now=rig.now)
-    client = rig.client()
+    client = two_stores()
+    rig = client.rig
     client.create("F", storage="file")
     client.create("M", storage="memory")
     file, memory = rig.engine.journals

@@ -33,6 +33,7 @@ from slipstream.server.engine.snapshots.reader import SnapshotReader
 from slipstream.server.engine.streams.features import with_level
 from slipstream.server.engine.streams.stream import StoredStream, Stream
 from slipstream.server.engine.subject_index import SubjectIndex
+from slipstream.wire import overlaps
 
 
 def account_of(key: str) -> str:
@@ -218,11 +219,26 @@ class Account:
         # 3. All others are opened: every stream at the start, deleted ones whose deletion was lost.
         for key, entry in stored.items():
             config = with_level(StreamConfig.from_dict(entry.config))
+            if self._is_replaced(config):
+                journal.store.delete(key)
+                journal.catalog = True
+                continue
             stream = Stream(self, journal, config, key=key, created=entry.created, now=now)
             stream.positions, stream.fidelity = dict(entry.positions), entry.fidelity
             self._attach(stream)
             if entry.trimming:
                 stream.trim_subjects()
+
+    def _is_replaced(self, config: StreamConfig) -> bool:
+        """Whether a stream of the other store has taken the place of one whose deletion was lost: it was created, and
+        that was acknowledged, while the deletion was on its way to the disk."""
+        return config.name in self.streams or any(
+            overlaps(mine, theirs)
+            for other in self.streams.values()
+            if self.journals[config.storage] is not other.journal
+            for mine in config.subjects
+            for theirs in other.config.subjects
+        )
 
     def _key(self, name: str) -> str:
         return name if self.name == DEFAULT_ACCOUNT else f"{self.name}/{name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 
 class Clock:
@@ -10,13 +11,17 @@ class Clock:
 
     is_virtual = False
 
-    def __init__(self) -> None:
+    def __init__(
+        self, wall: Callable[[], int] = time.time_ns, monotonic: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        """`wall` may be set back and forth, `monotonic` never goes back."""
+        self._wall, self._monotonic = wall, monotonic
         self._last = self._tick = 0
 
     def __call__(self) -> int:
         # In this order: what passes between the two readings is not counted twice, so the time is never ahead.
-        wall = time.time_ns()
-        tick = time.monotonic_ns()
+        wall = self._wall()
+        tick = self._monotonic()
         now = max(wall, self._last + tick - self._tick if self._last else 0)
         self._last, self._tick = now, tick
         return now

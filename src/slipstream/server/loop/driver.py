@@ -59,6 +59,7 @@ GROUP_CHANGES = 4096  # at which a group is full
 GROUP_BYTES = 8 * 1024 * 1024
 PARTS = 16 * 1024  # average size of queued parts from which on they are written without joining them
 GIVE_BACK_DELAY = 1.0  # seconds after large buffers were freed
+CLOCK_JITTER = 0.001  # seconds by which two clocks may differ that are read one after the other
 
 _pending, _corrupt_records = attrgetter("pending"), attrgetter("corrupt_records")  # for sums without a generator
 
@@ -104,7 +105,8 @@ class Driver:
         # Turns.
         self._is_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0
+        self._timer_at = 0  # by the engine's clock
+        self._timer_due = 0.0  # by the loop's
         self._damage_seen = 0
         self._damage_logged: set[tuple[str, int]] = set()
         self._losses_logged: set[tuple[str, int, int, int]] = set()
@@ -330,7 +332,7 @@ class Driver:
         if sum(map(_corrupt_records, self._stores)) != self._damage_seen:
             self._log_damage()
         self._flush()
-        self._arm()
+        self._arm(now)
 
     def _log_damage(self) -> None:
         """Log the damaged messages that were found since the last turn."""
@@ -378,14 +380,18 @@ class Driver:
         if session.closed:
             connection.close()
 
-    def _arm(self) -> None:
+    def _arm(self, now: int) -> None:
         """Set the timer for the engine's next deadline; a virtual clock is moved by `FaultCommands` instead."""
         deadline = self.engine.next_deadline()
-        if deadline is None or self.clock.is_virtual or (self._timer is not None and self._timer_at <= deadline):
+        if deadline is None or self.clock.is_virtual:
             return
+        due = self._loop.time() + max(0.0, (deadline - now) / 1e9)
         if self._timer is not None:
+            # The machine's clock may have been set forward since: a timer for an earlier deadline can then fire later.
+            if self._timer_at <= deadline and self._timer_due <= due + CLOCK_JITTER:
+                return
             self._timer.cancel()
-        self._timer_at = deadline
+        self._timer_at, self._timer_due = deadline, due
         self._timer = self._loop.call_later(max(0.0, (deadline - self.clock()) / 1e9), self._timer_fired)
 
     def _timer_fired(self) -> None:

@@ -466,3 +466,13 @@ def test_a_deeply_nested_body_is_rejected() -> None:
     (message,) = bench.pull()
     bench.ack(message, b"-NAK " + deep)  # one that cannot be read asks for no pause
     assert len(bench.pull()) == 1
+
+
+def test_messages_before_a_start_in_the_future_are_not_pending(bench: Bench) -> None:
+    bench.create("later", deliver_policy="by_start_sequence", opt_start_seq=4)
+    bench.create("filtered", deliver_policy="by_start_sequence", opt_start_seq=4, filter_subject="s.a")
+    bench.fill("s.a", "s.b")
+    assert [bench.info(name)["num_pending"] for name in ("later", "filtered")] == [0, 0]
+    bench.fill("s.a", "s.a", "s.b", "s.a")
+    assert [bench.info(name)["num_pending"] for name in ("later", "filtered")] == [3, 2]
+    assert [ack_of(message).seq for message in bench.pull(9, "later", no_wait=True)[:3]] == [4, 5, 6]

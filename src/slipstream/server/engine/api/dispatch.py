@@ -184,6 +184,8 @@ class _Response:
             assert self.later is not None
             try:
                 self._sent = self.encode(None, self.later()).decode()
+            except ApiError as exc:
+                self._sent = self.failure(exc).decode()
             except StoreError as exc:
                 self._sent = self.failure(StreamStoreFailedError(str(exc))).decode()
         return self._sent, len(self._sent.encode())
@@ -258,6 +260,8 @@ class Api:
             answer = source.failure(exc)
         except StoreError as exc:
             answer = source.failure(StreamStoreFailedError(str(exc)))
+        if journal is None and stream in self._catalog.streams:  # a rejection may be based on uncommitted changes
+            journal = self._catalog.streams[stream].journal
         self._answer(journal, (subject, reply, payload), answer, source)
         return True
 
@@ -408,6 +412,8 @@ class Api:
         gaps: list[int] | None = None,
         state: LogState | None = None,
     ) -> dict[str, Any]:
+        if self._catalog.streams.get(stream.name) is not stream:  # deleted by the group that the response waited for
+            raise StreamNotFoundError
         info = self._report(stream, now, subjects=subjects, gaps=gaps or (), state=state)
         when = info.pop("ts")
         cluster = info.pop("cluster", {"leader": self._catalog.leader_name})

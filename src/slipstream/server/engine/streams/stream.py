@@ -171,7 +171,8 @@ class Stream:
         """Remove messages that a changed configuration no longer allows."""
         self.last_sweep = self.log.state.last_seq
         self.trim_subjects()
-        self._trim("")
+        if self.config.discard != Discard.NEW:  # then what was accepted stays, and new messages are rejected
+            self._trim("")
         self.expiry.arm(now)
         self.schedules.begin(now)
         if self._by_interest and len(self.consumers):

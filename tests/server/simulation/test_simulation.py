@@ -1,0 +1,55 @@
+"""The whole server under a simulated disk, network and clock: every seed keeps every promise.
+
+`python -m tests.server.simulation SEED` replays a seed and prints its last steps; `--shrink` looks for a simpler run.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.server.simulation.runs import run
+
+SEEDS = 1000
+PARTS = 20
+SOAK_SEEDS = int(os.environ.get("SLIPSTREAM_SIMULATION_SEEDS", "100000"))
+SOAK_FIRST = int(os.environ.get("SLIPSTREAM_SIMULATION_FIRST", "1000000"))
+
+
+def check(first: int, end: int) -> tuple[int, int, int]:
+    """Run seeds; how many crashes, lost groups and requests there were."""
+    crashes = failures = executed = 0
+    for seed in range(first, end):
+        outcome = run(seed)
+        if outcome.violation is not None:
+            command = f"python -m tests.server.simulation {seed} --shrink"
+            pytest.fail(f"{outcome.report()}\nseed {seed}; {command}", pytrace=False)
+        crashes, failures, executed = (
+            crashes + outcome.crashes,
+            failures + outcome.failures,
+            executed + outcome.executed,
+        )
+    return crashes, failures, executed
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_seed_breaks_a_promise(part: int) -> None:
+    size = SEEDS // PARTS
+    crashes, failures, executed = check(part * size, (part + 1) * size)
+    # A simulation that does not get to crash proves nothing.
+    assert crashes > size
+    assert failures > size
+    assert executed > 50 * size
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(24 * 3600)
+def test_no_seed_of_many_breaks_a_promise() -> None:
+    check(SOAK_FIRST, SOAK_FIRST + SOAK_SEEDS)
+
+
+def test_a_seed_gives_the_same_run_again() -> None:
+    first, second = run(7), run(7)
+    assert first.tape == second.tape
+    assert first.history == second.history
