@@ -55,15 +55,15 @@ def headers_of(header: bytes) -> dict[str, str]:
 class ModelStream:
     """One stream."""
 
-    def __init__(self, config: dict[str, Any], born: int) -> None:
+    def __init__(self, config: dict[str, Any], born: int, now: int) -> None:
         self.config = config
         self.born = born  # which creation of that name it is
         self.messages: dict[int, Entry] = {}
         self.last = 0
         self.bytes = 0
         self.counts: dict[str, int] = {}
-        self.clock = 0
         self.last_time = 0
+        self.loaded = self.loaded_at = now  # the server's time when it was opened, and the stream's
         self.ids: dict[str, tuple[int, int]] = {}  # message id -> sequence, time
         self.last_id = ""
         self.consumers: dict[str, tuple[str, ...]] = {}  # name -> filters
@@ -133,7 +133,7 @@ class ModelStream:
 
     def publish(self, subject: str, header: bytes, payload: bytes, now: int) -> Stored:
         """Store a message, or raise what it is rejected with."""
-        self.clock = now = max(now, self.clock)
+        now = self.stamp(now)
         wanted = headers_of(header)
         self._check_expected(wanted, subject)
         msg_id = wanted.get("Nats-Msg-Id", "")
@@ -197,7 +197,6 @@ class ModelStream:
         """Add a message and do what follows from it: rollups and limits."""
         wanted = headers_of(entry.header)
         self.put(entry)
-        self.clock = max(self.clock, entry.time)
         self.last_id = wanted.get("Nats-Msg-Id", "")
         if self.last_id and self.duplicate_window:
             self.ids[self.last_id] = (entry.seq, entry.time)
@@ -263,7 +262,8 @@ class ModelStream:
 
     def restarted(self, now: int) -> None:
         """What is derived from the messages is derived again: ids of messages that are gone are gone with them."""
-        self.clock = self.last_time
+        self.loaded, self.loaded_at = now, max(now, self.last_time)
+        now = self.time_at(now)
         self.ids = {}
         for entry in self.messages.values():
             msg_id = headers_of(entry.header).get("Nats-Msg-Id", "") if entry.header else ""
@@ -273,7 +273,6 @@ class ModelStream:
 
     def reverted(self) -> None:
         """A group was lost, and this is the state before it."""
-        self.clock = self.last_time
         last = self.messages.get(self.last)
         self.last_id = headers_of(last.header).get("Nats-Msg-Id", "") if last is not None and last.header else ""
 
@@ -305,6 +304,18 @@ class ModelStream:
         self.drop(seq)
 
     # Time.
+
+    def time_at(self, now: int) -> int:
+        """The stream's time, which may be ahead of the server's after the clock was set back: it then goes on from the
+        last message, a tenth slower, until the server's has caught up."""
+        ahead = self.loaded_at - self.loaded
+        if now >= self.loaded + 10 * ahead:
+            return now
+        return max(now, self.loaded_at + (now - self.loaded) * 9 // 10)
+
+    def stamp(self, now: int) -> int:
+        """The time of a message that is stored now."""
+        return max(self.last_time, self.time_at(now))
 
     def expires(self, entry: Entry) -> int:
         """When a message expires; 0 if never."""

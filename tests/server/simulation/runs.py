@@ -60,6 +60,8 @@ def _run(world: World, steps: int) -> None:
             world.crash()
     world.steps = steps
     world.say("no more faults")
+    if world.kept is not None:  # a store that cannot know what the disk has must be opened again
+        world.crash()
     world.settle()
     world.rest(10)
     workload.consumers.drain()

@@ -169,13 +169,13 @@ class Workload:
     def create(self, name: str) -> Op:
         config = self.config(name)
 
-        def run(now: int) -> Check:  # noqa: ARG001
+        def run(now: int) -> Check:
             if (known := self.stream(name)) is not None:
                 op.storage = known.config["storage"]
                 return _errs(lambda: RejectedError())
             op.is_catalog = True
             self.world.born += 1
-            self.world.states(config["storage"]).writer[name] = ModelStream(config, self.world.born)
+            self.world.states(config["storage"]).writer[name] = ModelStream(config, self.world.born, now)
             return lambda message: _unless_error(message) or ""
 
         body = msgspec.json.encode(config)
@@ -346,7 +346,6 @@ class Workload:
             stream = self.at(subject)
             if stream is None:
                 return _no_responders
-            stream.clock = max(now, stream.clock)
             op.storage = stream.config["storage"]
             key = (f"{name}{stream.born}", batch)
             staged, since = self.batches.pop(key, ([], now))
@@ -361,7 +360,7 @@ class Workload:
                 self.batches[key] = (staged, now)
                 op.storage = ""
                 return lambda message: "" if not message.payload else "wrong answer: a staged message is not empty"
-            return self._commit(stream, batch, staged, max(now, stream.clock))
+            return self._commit(stream, batch, staged, stream.stamp(now))
 
         op = Op(f"publish {subject} {headers} {payload!r}", subject, payload, run, header=header)
         return op
@@ -432,11 +431,11 @@ class Workload:
         is_refused = error_code(message) == 10180 if is_leader else status is not None and status.code == 412
         states = [stream for stream in self.shown(name, born, asked[1]) if stream.last >= wanted]
         if is_refused:
-            # What this event itself made visible came after the refusal, in the same turn of the server.
-            if any(stream.last >= wanted for stream in self.shown_before(name, born)):
-                return f"min_last_seq is exact: refused, and sequence {wanted} is there"
             current = self.stream(name)
             is_deleted = current is None or current.born != born or (name, born) in self.deleted
+            # What this event itself made visible came after the refusal, in the same turn of the server.
+            if not is_deleted and any(stream.last >= wanted for stream in self.shown_before(name, born)):
+                return f"min_last_seq is exact: refused, and sequence {wanted} is there"
             is_late = self.world.clock() - asked[0] >= REJECT_DELAY
             return "" if is_late or is_deleted else "min_last_seq is exact: refused at once"
         if not states:

@@ -482,16 +482,19 @@ class World:
 
     def _may_go(self, stream: ModelStream, entry: Entry, now: int) -> bool:
         expires = stream.expires(entry)
-        return bool(expires and expires <= now) or any(reason(stream, entry, now) for reason in self.reasons)
+        return bool(expires and expires <= stream.time_at(now)) or any(
+            reason(stream, entry, now) for reason in self.reasons
+        )
 
     def check_expiry(self) -> None:
         """Nothing is there that should have expired a while ago."""
         now = self.clock()
         for states in (self.file, self.memory):
             for stream in states.writer.values():
+                time = stream.time_at(now)
                 for entry in stream.messages.values():
-                    if 0 < stream.expires(entry) < now - 2 * SECOND:
-                        late = (now - stream.expires(entry)) / SECOND
+                    if 0 < stream.expires(entry) < time - 2 * SECOND:
+                        late = (time - stream.expires(entry)) / SECOND
                         raise ViolationError("messages expire", f"{entry} of {stream.name} is {late} seconds late")
 
 

@@ -13,7 +13,7 @@ from slipstream.server.store.lmdb.store import LmdbStore
 from slipstream.server.store.memory.store import MemoryStore
 from slipstream.wire import pub
 from tests.server.engine.consumers.kit import SECOND, Bench, ack_of, seqs
-from tests.server.support import Rig
+from tests.server.support import START, Rig
 
 
 class Machine:
@@ -273,3 +273,35 @@ def test_a_reset_lost_with_its_group_leaves_no_records(machine: Machine) -> None
     then = machine.restart().info()
     for field in ("num_ack_pending", "num_pending", "delivered", "ack_floor"):
         assert now[field] == then[field], field
+
+
+def test_a_consumer_of_new_messages_misses_none_after_a_crash_right_behind_its_creation(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path)
+    bench = Bench(Rig(store=store), storage="file")
+    bench.fill("s.a")
+    bench.create("n", deliver_policy="new")  # durable, but where it begins is written with a later group
+    bench.rig.engine.receive(bench.client.cid, bench.client._to_server.feed(b"PUB s.a 1\r\nx\r\n"), bench.rig.now)
+    (journal,) = bench.rig.engine.journals
+    journal.unsaved.clear()
+    bench.rig.commit()
+    store.close()
+    store = LmdbStore(tmp_path)
+    again = Bench(Rig(store=store), create=False)
+    assert seqs(again.pull(5, "n", no_wait=True)) == [2]
+    store.close()
+
+
+def test_a_clock_that_was_set_back_while_the_server_was_down_does_not_delay_redelivery(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path)
+    bench = Bench(Rig(store=store), storage="file")
+    bench.fill("s.a")
+    bench.create("c", ack_wait=SECOND)
+    assert seqs(bench.pull(1)) == [1]
+    bench.rig.wait(0.1)
+    store.close()
+    store = LmdbStore(tmp_path)
+    again = Bench(Rig(store=store, now=START - 3600 * SECOND), create=False)
+    again.ask_for(1, expires=5 * SECOND)
+    again.rig.wait(2)
+    assert seqs(again.client.messages()) == [1]
+    store.close()

@@ -67,6 +67,7 @@ class Consumer:
         settled: Callable[[Iterable[int]], None],
         expire: Callable[[Consumer], None],
         state: DeliveryState | None = None,
+        after: int | None = None,
     ) -> None:
         """Without `state` it is a new one and begins where its configuration says. `settled` takes the messages that
         it needs no more; `expire` deletes it when it has not been used for long enough."""
@@ -100,6 +101,7 @@ class Consumer:
             settled=settled,
             as_of=stream.as_of,
             started=state is not None,
+            after=after,
         )
         self._idle = IdleTimer(
             services.timers, used_until=lambda now: self.delivery.used_until(now), expire=lambda: expire(self)
@@ -136,7 +138,7 @@ class Consumer:
 
     def record(self) -> bytes:
         """What the store keeps beside the delivery state."""
-        return config_record(self.created, self.config)
+        return config_record(self.created, self.config, self.cursor.after)
 
     def change(self, config: ConsumerConfig, now: int) -> None:
         """Take over another configuration."""

@@ -45,6 +45,7 @@ class Cursor:
         settled: Callable[[Iterable[int]], None],
         as_of: Callable[[], int],
         started: bool,
+        after: int | None = None,
     ) -> None:
         """`started`: the state is that of a consumer that had begun before. `settled` tells the stream's retention
         which messages this consumer needs no more."""
@@ -57,7 +58,9 @@ class Cursor:
         self._acks = acks
         self._settled = settled
         # For `deliver_policy` new: what was published before the request, in the same turn even, is not new.
-        self._after = log.state.last_seq
+        # It is stored with the configuration: where the consumer begins is durable only some time after it was
+        # acknowledged, and a server that crashed before finds its beginning again by this.
+        self.after = after if after is not None else log.state.last_seq
         self._as_of = as_of
         self._min_last_seq = 0
         self._is_reached = False
@@ -95,7 +98,7 @@ class Cursor:
     def start(self, config: ConsumerConfig, *, one_per_subject: bool) -> None:
         """Find the first message. `one_per_subject`: the stream keeps no more than the last of each subject."""
         self.started = True
-        start, skips = starting_point(config, self.filters, self._log, after=self._after)
+        start, skips = starting_point(config, self.filters, self._log, after=self.after)
         if one_per_subject and config.deliver_policy == DeliverPolicy.LAST_PER_SUBJECT:
             start, skips = self._log.committed.first_seq, None  # the last ones are all there are
         self.state.reset(start)

@@ -243,6 +243,16 @@ class DeliveryState:
                 state.counts[seq] = count
         return state
 
+    def clock_set_back(self, now: int) -> None:
+        """Deliveries that lie in the future, because the machine's clock was set back while the server was down, count
+        from `now`: otherwise their messages would not be redelivered before the clock is there again."""
+        ahead = max(self.last_delivery, self.last_ack) - now
+        if ahead > 0:
+            self.last_delivery, self.last_ack = self.last_delivery - ahead, self.last_ack - ahead
+            for seq, (dseq, time) in self.pending.items():
+                self.pending[seq] = (dseq, max(time - ahead, -LAST))
+            self.all_changed()
+
     def reset(self, start: int) -> None:
         """Begin again, from a stream sequence, as if nothing had been delivered."""
         self._dirty.update(seq >> BLOCK for seq in (*self.pending, *self.counts))

@@ -36,11 +36,12 @@ class StoredConsumer(msgspec.Struct, frozen=True):
 
     created: int
     config: dict[str, Any]
+    after: int | None = None  # the stream's last sequence when it was requested
 
 
-def config_record(created: int, config: ConsumerConfig) -> bytes:
+def config_record(created: int, config: ConsumerConfig, after: int | None = None) -> bytes:
     """The value of a configuration record."""
-    return encode_json(StoredConsumer(created, config.to_dict()))
+    return encode_json(StoredConsumer(created, config.to_dict(), after))
 
 
 def read_config(record: bytes) -> StoredConsumer:

@@ -115,7 +115,14 @@ class Consumers:
         else:
             begin()
 
-    def _add(self, name: str, config: ConsumerConfig, created: int, state: DeliveryState | None = None) -> Consumer:
+    def _add(
+        self,
+        name: str,
+        config: ConsumerConfig,
+        created: int,
+        state: DeliveryState | None = None,
+        after: int | None = None,
+    ) -> Consumer:
         stream, services = self._stream, self._services
         if not self.items:
             stream.log.watch(True)
@@ -130,6 +137,7 @@ class Consumers:
             settled=self.retention.settled,
             expire=self.delete,
             state=state,
+            after=after,
         )
         self._cursors[name] = consumer.cursor
         self._claim(name, config)
@@ -252,7 +260,10 @@ class Consumers:
             consumer.begin()
             consumer.recount()
         for name, entry in stored.items():
-            consumer = self._add(name, ConsumerConfig.from_dict(entry.config), entry.created, read_state(kept[name]))
+            consumer = self._add(
+                name, ConsumerConfig.from_dict(entry.config), entry.created, read_state(kept[name]), entry.after
+            )
+            consumer.state.clock_set_back(now)
             consumer.state.last_active = self._services.router.now
             consumer.begin()
         self.retention.group_lost()

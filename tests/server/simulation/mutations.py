@@ -1,0 +1,202 @@
+"""Planted faults: ways to break the server, each with the promise that the simulation must find broken.
+
+A simulation that accepts any failure proves nothing: each fault names its promise, and another one does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import lmdb
+import pytest
+
+from slipstream.server.engine import journal as journals
+from slipstream.server.engine.engine import Engine
+from slipstream.server.engine.ports import LogState
+from slipstream.server.engine.reads.direct_get import ReplicaPeer
+from slipstream.server.engine.streams.dedupe import DuplicateWindow
+from slipstream.server.engine.streams.expiry import Expiry
+from slipstream.server.engine.streams.stream import Stream
+from slipstream.server.store.lmdb import env, records
+from slipstream.server.store.lmdb import store as stores
+from slipstream.server.store.lmdb.env import SEGMENT
+from slipstream.server.store.lmdb.log import LmdbLog
+from slipstream.server.store.lmdb.store import LmdbStore
+
+Patch = pytest.MonkeyPatch
+
+
+class Mutation(NamedTuple):
+    """A fault, and the promise it breaks."""
+
+    name: str
+    promise: str
+    plant: Callable[[Patch], None]
+
+
+def ack_before_sync(patch: Patch) -> None:
+    original = Stream.receive
+
+    def receive(self: Stream, *args: Any) -> bool:
+        result = original(self, *args)
+        if self.journal.answers and self.journal.answers[-1][1]:
+            self.reply_port.answer_all([self.journal.answers.pop()])
+        return result
+
+    patch.setattr(Stream, "receive", receive)
+
+
+def sync_skipped(patch: Patch) -> None:
+    original = lmdb.open
+
+    def unsynced(*args: Any, **options: Any) -> Any:
+        return original(*args, **(options | {"sync": False, "metasync": False}))
+
+    patch.setattr(lmdb, "open", unsynced)
+
+
+def subject_rows_not_journaled(patch: Patch) -> None:
+    def nothing(self: LmdbStore, delta: Any) -> Iterator[int]:  # noqa: ARG001
+        return iter(())
+
+    patch.setattr(LmdbStore, "_write_rows", nothing)
+
+
+def purge_mark_not_stored(patch: Patch) -> None:
+    original = records.pack_state
+
+    def packed(state: LogState, swept: int) -> bytes:
+        return original(state._replace(first_seq=min(state.first_seq, 2)), swept)
+
+    patch.setattr(stores, "pack_state", packed)
+
+
+def control_record_lost(patch: Patch, kind: bytes) -> None:
+    original = env.control_key
+
+    def key(of: bytes, sid: int, number: int | None = None) -> bytes:
+        return original(b"?" if of == kind and number is not None else of, sid, number)
+
+    patch.setattr(stores, "control_key", key)
+
+
+def segment_not_stored(patch: Patch) -> None:
+    control_record_lost(patch, SEGMENT)
+
+
+def deleted_stream_stays(patch: Patch) -> None:
+    original = LmdbStore._work
+
+    def work(self: LmdbStore, group: Any) -> Iterator[int]:
+        retired, group.retired = group.retired, []
+        yield from original(self, group)
+        group.retired = retired
+
+    patch.setattr(LmdbStore, "_work", work)
+
+
+def expiries_not_stored(patch: Patch) -> None:
+    original = LmdbStore._write_messages
+
+    def write(self: LmdbStore, delta: Any) -> Iterator[int]:
+        delta.moments.clear()
+        yield from original(self, delta)
+
+    patch.setattr(LmdbStore, "_write_messages", write)
+
+
+def duplicate_window_not_rebuilt(patch: Patch) -> None:
+    patch.setattr(DuplicateWindow, "rebuild", lambda *_: None)
+
+
+def lost_ids_remembered(patch: Patch) -> None:
+    patch.setattr(DuplicateWindow, "take_back", lambda *_: None)
+
+
+def min_last_seq_one_early(patch: Patch) -> None:
+    original = ReplicaPeer.as_of
+    patch.setattr(ReplicaPeer, "as_of", lambda self: original(self) + 1)
+
+
+def min_last_seq_refused(patch: Patch) -> None:
+    patch.setattr(ReplicaPeer, "release", lambda self: None)  # noqa: ARG005
+
+
+def reads_of_uncommitted_messages(patch: Patch) -> None:
+    patch.setattr(LmdbLog, "get", LmdbLog.peek)
+
+
+def rollup_in_the_next_group(patch: Patch) -> None:
+    original = Stream._roll_up
+
+    def later(self: Stream, *args: Any) -> None:
+        self.journal.after.append(lambda: original(self, *args))
+
+    patch.setattr(Stream, "_roll_up", later)
+
+
+def half_a_batch(patch: Patch) -> None:
+    original = Stream._check_batch
+    patch.setattr(Stream, "_check_batch", lambda self, messages, now: original(self, messages, now)[:-1])
+
+
+def lost_group_acknowledged(patch: Patch) -> None:
+    original, failure = Engine.failed, Stream.failure
+
+    def failed(self: Engine, *args: Any) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Stream, "failure", lambda stream, _: stream.ack(1)[0].encode())
+            original(self, *args)
+        assert Stream.failure is failure
+
+    patch.setattr(Engine, "failed", failed)
+
+
+def smaller_limits_delete_although_new_messages_are_discarded(patch: Patch) -> None:
+    original = Stream.enforce
+
+    def enforce(self: Stream, now: int) -> None:
+        original(self, now)
+        self._trim("")
+
+    patch.setattr(Stream, "enforce", enforce)
+
+
+def expiry_forgotten_after_a_restart(patch: Patch) -> None:
+    def begin(self: Expiry, now: int) -> None:  # noqa: ARG001
+        self._next = 0
+
+    patch.setattr(Expiry, "begin", begin)
+
+
+def an_answer_forgotten(patch: Patch) -> None:
+    original = journals.Journal.finish
+    patch.setattr(journals.Journal, "finish", lambda self, batch: original(self, batch)[:8])
+
+
+RESTART = "state after restart"
+MUTATIONS = (
+    Mutation("an ack is sent before its sync", "no ack before its sync", ack_before_sync),
+    Mutation("the sync is skipped", "no ack before its sync", sync_skipped),
+    Mutation("the journal of subject rows is lost", RESTART, subject_rows_not_journaled),
+    Mutation("the mark of a purge is not stored", RESTART, purge_mark_not_stored),
+    Mutation("the record of a segment is not stored", RESTART, segment_not_stored),
+    Mutation("a deleted stream stays on the disk", RESTART, deleted_stream_stays),
+    Mutation("the index of expiries is not stored", "messages expire", expiries_not_stored),
+    Mutation("the duplicate window is not rebuilt", "exact state", duplicate_window_not_rebuilt),
+    Mutation("ids of a lost group are remembered", "acknowledged is kept", lost_ids_remembered),
+    Mutation("min_last_seq is answered one early", "min_last_seq is exact", min_last_seq_one_early),
+    Mutation("a read that waits is not released", "min_last_seq is exact", min_last_seq_refused),
+    Mutation("reads see uncommitted messages", "reads are exact", reads_of_uncommitted_messages),
+    Mutation("a rollup is not atomic", "exact state", rollup_in_the_next_group),
+    Mutation("a batch is stored in part", "acknowledged is kept", half_a_batch),
+    Mutation("a lost group is acknowledged", "acknowledged is kept", lost_group_acknowledged),
+    Mutation(
+        "a smaller limit deletes although new messages are discarded",
+        "acknowledged is kept",
+        smaller_limits_delete_although_new_messages_are_discarded,
+    ),
+    Mutation("expiry is forgotten after a restart", "messages expire", expiry_forgotten_after_a_restart),
+    Mutation("an answer is forgotten", "every request is answered", an_answer_forgotten),
+)

@@ -1,0 +1,21 @@
+"""Every planted fault is found within some seeds, by the promise that it breaks."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.server.simulation.mutations import MUTATIONS, Mutation
+from tests.server.simulation.runs import run
+
+MOST = 60  # seeds; the slowest to be found needs about a third of that
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "_"))
+def test_the_simulation_finds_a_planted_fault(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutation.plant(monkeypatch)
+    for seed in range(MOST):
+        violation = run(seed).violation
+        if violation is not None:
+            assert violation.promise == mutation.promise, f"seed {seed}: {violation}"
+            return
+    pytest.fail(f"{MOST} seeds did not find it", pytrace=False)
