@@ -14,7 +14,7 @@ def main() -> int:
     parser.add_argument("seed", type=int)
     parser.add_argument("end", type=int, nargs="?", help="run the seeds up to here, and list those that fail")
     parser.add_argument("--shrink", action="store_true", help="look for a simpler run that fails in the same way")
-    parser.add_argument("--consumers", action="store_true", help="with consumers")
+    parser.add_argument("--no-consumers", dest="consumers", action="store_false", help="without consumers")
     args = parser.parse_args()
     if args.end is None:
         outcome = run(args.seed, consumers=args.consumers)

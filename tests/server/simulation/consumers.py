@@ -43,6 +43,7 @@ class Watch:
 
     def __init__(self, name: str, stream: str, born: int, config: dict[str, Any], start: int) -> None:
         self.name, self.stream, self.born, self.config, self.start = name, stream, born, config, start
+        self.asked_at = 0  # the stream's last sequence then
         self.is_deleted = False  # even if the deletion was lost later
         self.got: set[int] = set()  # read by a client
         self.acked: set[int] = set()  # the server got an ack
@@ -180,6 +181,7 @@ class ConsumerLoad:
                 config["ack_policy"] = "explicit"
             start = {"new": found.last + 1, "by_start_sequence": config.get("opt_start_seq", 0)}
             watch = Watch(consumer, name, found.born, config, start.get(config["deliver_policy"], 0))
+            watch.asked_at = found.last
             self.watches[consumer] = watch
             found.consumers[consumer] = tuple(watch.filters)
             op.is_catalog = True
@@ -411,7 +413,10 @@ class ConsumerLoad:
             entry for entry in stream.messages.values() if watch.covers(entry.subject) and entry.seq >= watch.start
         ]
         if watch.is_last_per_subject:
-            wanted = list({entry.subject: entry for entry in wanted}.values())
+            # An older message may become the last of its subject later, when the last one is removed.
+            wanted = [
+                entry for entry in {entry.subject: entry for entry in wanted}.values() if entry.seq > watch.asked_at
+            ]
         known = watch.got | watch.confirmed | watch.exhausted
         return [entry.seq for entry in wanted if entry.seq not in known]
 

@@ -28,7 +28,7 @@ class Outcome(NamedTuple):
         return "\n".join((*self.history, f"VIOLATION {self.violation}"))
 
 
-def run(seed: int | None = None, tape: Sequence[int] = (), *, steps: int = STEPS, consumers: bool = False) -> Outcome:
+def run(seed: int | None = None, tape: Sequence[int] = (), *, steps: int = STEPS, consumers: bool = True) -> Outcome:
     """Run a seed, or a tape of choices."""
     choices = Choices(seed, tape)
     violation: ViolationError | None = None
@@ -128,7 +128,7 @@ def _fault(world: World, roll: int, faults: int) -> None:
         client.is_slow = not client.is_slow
 
 
-def simplest(outcome: Outcome, *, rounds: int = 2, consumers: bool = False) -> Outcome:
+def simplest(outcome: Outcome, *, rounds: int = 2, consumers: bool = True) -> Outcome:
     """A simpler run that breaks the same promise."""
     assert outcome.violation is not None
     promise = outcome.violation.promise
