@@ -409,6 +409,8 @@ class ConsumerLoad:
         return found
 
     def _missing(self, watch: Watch, stream: ModelStream) -> list[int]:
+        if watch.config["ack_policy"] == "none":  # at most once: what was on its way to a client that left is gone
+            return []
         wanted = [
             entry for entry in stream.messages.values() if watch.covers(entry.subject) and entry.seq >= watch.start
         ]

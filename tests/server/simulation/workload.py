@@ -16,7 +16,7 @@ from slipstream.wire import Headers, Msg, parse_status
 from tests.server.simulation.consumers import ConsumerLoad
 from tests.server.simulation.loop import SECOND
 from tests.server.simulation.model import Entry, ModelStream, RejectedError, State, headers_of
-from tests.server.simulation.world import Check, Client, Op, World, error_code
+from tests.server.simulation.world import STORE_FAILED, Check, Client, Op, World, error_code
 
 NAMES = ("A", "B", "C")
 TOKENS = ("x", "y", "z", "x.1", "x.2")
@@ -458,10 +458,15 @@ class Workload:
             found, event = self.named(op, name), self.world.event
             if found is None:
                 return _errs(lambda: RejectedError(10059))
-            born = found.born
-            return lambda message: self._check_info(name, born, event, message)
+            born, failures = found.born, self.world.failures
+            return lambda message: (
+                ""
+                if error_code(message) == STORE_FAILED and self.world.failures > failures
+                else self._check_info(name, born, event, message)
+            )
 
         op = Op(f"info {name}", f"$JS.API.STREAM.INFO.{name}", b'{"subjects_filter":">"}', run)
+        op.is_report = True
         return op
 
     def _check_info(self, name: str, born: int, event: int, message: Msg) -> str:

@@ -30,6 +30,7 @@ from typing import Any
 
 import msgspec
 
+from slipstream.errors import Error
 from slipstream.server.engine.engine import Engine
 from slipstream.server.engine.ports import StreamLog
 from slipstream.server.loop.clock import Clock
@@ -87,6 +88,7 @@ class Op:
         self.needs = 0  # the group that must be durable before it is answered
         self.catalog: dict[str, int] = {}  # the groups that made the list of streams what it was
         self.is_deferred = False  # what it changes is written when the group is sealed, and not before
+        self.is_report = False  # it tells of a state, and changes nothing
         self.is_catalog = False  # it creates, changes or deletes a stream
         self.is_absent = False  # the stream that it names does not exist: that must be durable too
         self.lost = False  # the group that it was in failed
@@ -164,13 +166,19 @@ class World:
         """Open the store, as the last crash left it, and start the server."""
         self.loop = VirtualLoop(self.time)
         self.loop.enter()
-        self.store = SimulatedStore(self.disk, self.tuning)
+        try:
+            self.store = SimulatedStore(self.disk, self.tuning)
+        except Error as exc:
+            raise ViolationError("state after restart", f"the store cannot be opened: {exc}") from exc
         self.memory_store = SimulatedMemory()
         self.clock = Clock(self.time.wall, self.time.tick)
         now = self.clock()
         durable = self.kept if self.kept is not None else self.file.synced
         self.kept = None
-        compare(self.store, durable, "state after restart")
+        try:
+            compare(self.store, durable, "state after restart")
+        except Error as exc:
+            raise ViolationError("state after restart", str(exc)) from exc
         self.file.restart(durable, now)
         self.memory.restart({}, now)
         self.store.hooks = self._hooks(self.file, is_file=True)
@@ -223,6 +231,8 @@ class World:
                 if op.storage == storage or op.is_absent:
                     op.may_fail = True
                 if op.storage == storage:
+                    if op.is_report:  # it changes nothing: it may be answered from what is left
+                        op.needs = min(op.needs, states.synced_index)
                     op.lost = op.lost or op.needs > states.synced_index
 
     def states(self, storage: str) -> GroupStates:
@@ -245,7 +255,9 @@ class World:
 
     def stop(self) -> None:
         """End the server without another word to the disk."""
-        if self.is_up:
+        if not self.is_up:
+            self.loop.leave()
+        else:
             nothing = Hooks(*[lambda *_: None] * 5)
             self.store.hooks = self.memory_store.hooks = nothing
             self.store.close()
@@ -385,7 +397,10 @@ class World:
                 break
             self.time.monotonic = max(due, self.time.monotonic)
             self.run_loop(20)
+        else:
+            self.driver.wake()
         self.time.monotonic = end
+        self.run_loop(5)
 
     def rest(self, seconds: int) -> None:
         """Let time pass without faults."""

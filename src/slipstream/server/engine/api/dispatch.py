@@ -412,15 +412,23 @@ class Api:
         gaps: list[int] | None = None,
         state: LogState | None = None,
     ) -> dict[str, Any]:
-        if self._catalog.streams.get(stream.name) is not stream:  # deleted by the group that the response waited for
-            raise StreamNotFoundError
+        if state is None:
+            self._check_exists(stream)
         info = self._report(stream, now, subjects=subjects, gaps=gaps or (), state=state)
         when = info.pop("ts")
         cluster = info.pop("cluster", {"leader": self._catalog.leader_name})
         return (page or NO_PAGE) | info | {"cluster": cluster, "ts": when}
 
+    def _check_exists(self, stream: Stream) -> None:
+        """Reject a report of a stream that was deleted by the group that the response waited for."""
+        current = self._catalog.streams.get(stream.name)
+        is_deleted = current is None or current.created != stream.created  # a lost deletion opens it again
+        if is_deleted and not stream.journal.catalog_unfinished:
+            raise StreamNotFoundError
+
     def _details(self, stream: Stream, request: InfoRequest, now: int) -> Walk[dict[str, Any]]:
         """The report with subjects, deleted sequences, or both, all of one state."""
+        self._check_exists(stream)
         if stream.log.is_crowded:
             raise ErrorCode.STREAM_GENERAL.error(err=TOO_MANY)
         snapshot = stream.log.snapshot()

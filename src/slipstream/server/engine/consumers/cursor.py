@@ -123,7 +123,7 @@ class Cursor:
                 start: int = snapshot.committed.first_seq
                 skips: SkipList | None = None
             else:
-                walk = starting_walk(config, self.filters, self._log, snapshot, after=self._after)
+                walk = starting_walk(config, self.filters, self._log, snapshot, after=self.after)
                 start, skips = yield from walk
             if skips is None or skips.done:
                 left = yield from self.filters.count_walk(snapshot, start)
