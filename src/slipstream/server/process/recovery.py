@@ -43,7 +43,8 @@ def main(name: str, arguments: Sequence[str]) -> int:
         if len(what) > _MOST:
             print(f"... and {len(what) - _MOST} more")
     if survey.is_sound:
-        print(f"{path} is sound: {survey.messages} messages in {len(survey.streams)} streams")
+        streams = "1 stream" if len(survey.streams) == 1 else f"{len(survey.streams)} streams"
+        print(f"{path} is sound: {survey.messages} messages in {streams}")
         return SOUND
     if name == "check":
         print(f"{path} is damaged; `slipstream server salvage {path} NEW` copies what is sound to a new directory")
