@@ -53,6 +53,7 @@ class Run:
         self.follower: Follower | None = None
         self.count = 0
         self.held_at: int | None = None  # the state that held copies have
+        self.outlived: dict[Key, set[Kept]] = {}  # entries that only a copy may still have
         self.is_altered = False  # the bucket's options were changed
         self.step = Step("")  # the present one, and its handle
         self.handle: Handle
@@ -405,7 +406,7 @@ class Run:
         if isinstance(entry, StaleReadError):
             return
         wanted = {each for each in self.model.ever(since) if each.revision == revision}
-        wanted |= {each for each in self.ghosts(key) if each.revision == revision}
+        wanted |= {each for each in (*self.ghosts(key), *self.outlived.get(key, ())) if each.revision == revision}
         if entry is None:
             is_kept = any(each.revision == revision and each.is_live for each in self.model.always(since))
             assert not is_kept, f"revision {revision} of {key} is not found"
@@ -426,7 +427,8 @@ class Run:
         revisions = [entry[0] for entry in entries]
         assert revisions == sorted(set(revisions)), f"history of {key} is not in order: {revisions}"
         must = {each[:4] for each in self.model.always(since) if each.key == key}
-        may = {each[:4] for each in (*self.model.ever(since), *self.ghosts(key)) if each.key == key}
+        outlived = self.outlived.get(key, set())
+        may = {each[:4] for each in (*self.model.ever(since), *self.ghosts(key), *outlived) if each.key == key}
         assert must <= set(entries) <= may, f"history of {key} is {entries}, must have {must}, may have {may}"
         assert [entry.delta for entry in found or []] == list(range(len(entries)))[::-1]
         for entry in found or []:
@@ -548,10 +550,21 @@ class Run:
         """An update of the bucket's history and TTL."""
         changed = replace(self.options, history=1 + self.step.n % 5, ttl=(0, 4, 20)[self.step.key % 3])
         if await self.backend.alter(changed):
+            if changed.history > self.options.history:
+                self._outlive()
             self.options, self.is_altered = changed, True
             self.model.limit(changed.limits)
             await self.backend.pass_time(0)  # a server removes what is overdue now a moment later
             await self.settle()
+
+    def _outlive(self) -> None:
+        """The history was raised while a copy was held: what the bucket dropped meanwhile fits into the copy's history
+        now, and the copy never learns that it was dropped (docs/status.md)."""
+        if self.held_at is None or not self.backend.has_copy:
+            return
+        for state in self.model.states[self.held_at :]:
+            for key, kept in state.kept.items():
+                self.outlived[key] = self.outlived.get(key, set()) | set(kept)
 
     async def do_recreate(self) -> None:
         """The bucket is destroyed and made again; handles of the old one stay, or are opened again."""
@@ -561,6 +574,7 @@ class Run:
             self.follower = None
         await self.backend.recreate(self.options, keep_handles=self.step.n % 2 == 0)
         self.model = Model(self.options.limits, self.backend.slack)
+        self.outlived.clear()
         for each in self.backend.handles:
             each.forget()
 
