@@ -171,7 +171,11 @@ def test_entries_before_the_first_of_the_stream_are_gone() -> None:
 
 def test_another_bucket_is_noticed() -> None:
     for other in (info(1, 1, created=2), info(9, 1, created=2), info(0, 0)):
-        assert loaded(put("a", 1)).check(other, 0.1, 1) is Verdict.REPLACED
+        held = loaded(put("a", 1))
+        assert held.check(other, 0.1, 1) is Verdict.REPLACED
+        assert held.check(other, 0.2, 1) is Verdict.REPLACED  # also to a reader that checks before the cache is loaded
+        held.begin(other, 0.3)
+        assert held.check(other, 0.4, 0) is not Verdict.REPLACED
 
 
 @pytest.mark.parametrize("history", [1, 3])

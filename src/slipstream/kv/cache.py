@@ -163,9 +163,10 @@ class EntryCache(Generic[V]):
 
     def check(self, info: StreamInfo, sent: float, as_of: int) -> Verdict:
         """Compare with the bucket's state; the request was sent at `sent`, when `as_of` was the newest revision."""
-        before, self._info, self._checked_at = self._info, info, sent
+        before = self._info
         if before is None or info.created != before.created or info.state.last_seq < before.state.last_seq:
-            return Verdict.REPLACED
+            return Verdict.REPLACED  # until `begin`: while one loads, others that check must not go on with what was
+        self._info, self._checked_at = info, sent
         self.stats.checks += 1
         if info.config.max_age != before.config.max_age:
             self._ends = [end for held in self._entries.values() if (end := self._end_of(held.entry))]

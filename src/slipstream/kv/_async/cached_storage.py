@@ -188,13 +188,14 @@ class CachedStorage(WrappedStorage[V]):
 
     async def last(self, key: str, *, min_last_revision: int = 0, timeout: float | None = None) -> Entry[V] | None:
         """The newest entry of a key, from memory if that is as new as the read asks for, and known to be right."""
-        seen = self.inner.seen(key)
-        need = max(self._least(min_last_revision), seen.bucket)
-        least = min_last_revision if self._is_own_known else max(min_last_revision, self._own_in_feed)
         self._reads += 1
         if self._is_idle:
             self._wake.set()
         async with self._guard:
+            # Behind the guard: while this waited, the cache may have been loaded from another bucket of that name.
+            seen = self.inner.seen(key)
+            need = max(self._least(min_last_revision), seen.bucket)
+            least = min_last_revision if self._is_own_known else max(min_last_revision, self._own_in_feed)
             found = self._look(key, least, seen)
             if not isinstance(found, Miss):
                 self._cache.stats.hits += 1
