@@ -192,15 +192,26 @@ class Run:
             state = (await repeat(call)).state
             seqs = {*range(state.first_seq, state.last_seq + 1)} - {*state.deleted}
             workload.history.model.settle()
-            nodes = {
-                name: (found["messages"], found["first_seq"])
-                for name in NODES
-                if (found := self._cluster.state(name, workload.name)).get("last_seq") == state.last_seq
-            }
+            nodes = await self._states(workload.name, state.last_seq)
             if len({*nodes.values()}) > 1:
                 self.wrong_models.append(f"{workload.name}: its nodes differ: {nodes}")
             if what := workload.history.model.differences(seqs):
                 self.wrong_models.append(f"{workload.name}: {what}")
+
+    async def _states(self, stream: str, last: int) -> dict[str, tuple[int, int]]:
+        """Messages and first sequence of the nodes that have the last one. Each removes what expires by a timer of its
+        own, so they may differ for a moment."""
+        deadline = time.monotonic() + 10
+        while True:
+            found = {name: await asyncio.to_thread(self._cluster.state, name, stream) for name in NODES}
+            nodes = {
+                name: (state["messages"], state["first_seq"])
+                for name, state in found.items()
+                if state.get("last_seq") == last
+            }
+            if len({*nodes.values()}) <= 1 or time.monotonic() > deadline:
+                return nodes
+            await asyncio.sleep(0.2)
 
     @property
     def count(self) -> int:
