@@ -16,6 +16,7 @@ def test_the_simulation_finds_a_planted_fault(mutation: Mutation, monkeypatch: p
     for seed in range(MOST):
         violation = run(seed).violation
         if violation is not None:
-            assert violation.promise == mutation.promise, f"seed {seed}: {violation}"
+            promises = (mutation.promise,) if isinstance(mutation.promise, str) else mutation.promise
+            assert violation.promise in promises, f"seed {seed}: {violation}"
             return
     pytest.fail(f"{MOST} seeds did not find it", pytrace=False)
