@@ -50,6 +50,7 @@ LEFT_OUT = frozenset((
 ))  # fmt: skip
 ADDED = frozenset((
     "slipstream", "sync_always", "max_subscriptions", "max_pending_total", "pending_bytes_peak", "pending_cut_off",
+    "damage",
 ))  # fmt: skip
 
 

@@ -18,9 +18,17 @@ from types import UnionType
 from typing import Any, NamedTuple, Self, TypeVar, Union, cast, get_args, get_origin, get_type_hints, overload
 
 from slipstream.errors import UsageError
+from slipstream.extras import check_extra
 from slipstream.server.engine.auth.account_limits import AccountLimits
 from slipstream.server.engine.auth.authenticator import Authenticator
-from slipstream.server.engine.auth.users import DEFAULT_ACCOUNT, SYSTEM_ACCOUNT, AccountOptions, User, check_users
+from slipstream.server.engine.auth.users import (
+    DEFAULT_ACCOUNT,
+    SYSTEM_ACCOUNT,
+    AccountOptions,
+    User,
+    check_users,
+    is_hash,
+)
 from slipstream.server.loop.tls import PathLike, Tls, make_tls
 from slipstream.server.loop.upstream import UpstreamLike, named
 from slipstream.wire import is_valid_subject
@@ -227,6 +235,15 @@ class ServerOptions(ListenerOptions):
         factory=dict, flags="upstream upstreams", value="NAME=URL,...",
     )  # fmt: skip
 
+    scrub_rate: int = option(
+        "bytes a second that are read in the background to find damage in file streams; 0 for never", 1024 * 1024,
+        block="jetstream", keys="scrub_rate", low=0,
+    )  # fmt: skip
+    scrub_interval: Duration = option(
+        "time between the beginnings of two such rounds through all file streams", 3600.0,
+        block="jetstream", keys="scrub_interval", low=0,
+    )  # fmt: skip
+
     user: str = option("a user who may do everything", "", group="Authentication", flags="user", value="NAME")
     password: str = option(
         "the user's password, or its bcrypt hash", "", flags="pass password", value="PASSWORD", secret=True
@@ -281,7 +298,7 @@ class ServerOptions(ListenerOptions):
         for name in ("users", "accounts"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         object.__setattr__(self, "upstreams", named(self.upstreams or {}))
-        check_users(self.every_user())
+        self._check_users()
         for one in fields(self):
             low, value = one.metadata.get("low"), getattr(self, one.name)
             if low is not None and value < low:
@@ -312,6 +329,15 @@ class ServerOptions(ListenerOptions):
     def pending_budget(self) -> int:
         """`max_pending_total`, or its default; -1 for none."""
         return self.max_pending_total or max(DEFAULT_BUDGET, 2 * self.max_pending_bytes)
+
+    def _check_users(self) -> None:
+        """Raise UsageError for users that cannot be, and MissingExtraError for a package that a login would need."""
+        users = self.every_user()
+        check_users(users)
+        if any(is_hash(secret) for user in users for secret in (user.password, user.token)):
+            check_extra("bcrypt", "a bcrypt hash of a secret", "server")
+        if self.operators or any(user.nkey for user in users):
+            check_extra("cryptography", "a user with an nkey or a token of an operator", "server")
 
     def every_user(self) -> tuple[User, ...]:
         """`user` and `password`, `token` and `users`, as users."""

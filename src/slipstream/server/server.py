@@ -42,6 +42,7 @@ from slipstream.server.loop.driver import Driver
 from slipstream.server.loop.listening import ListeningSockets
 from slipstream.server.loop.monitoring import Monitor
 from slipstream.server.loop.process_report import ListenPorts, ServerReport
+from slipstream.server.loop.scrubbing import Scrubbing
 from slipstream.server.loop.tls import Tls
 from slipstream.server.loop.upstream import Upstreams, named
 from slipstream.server.loop.websocket import Origins, WebSocketConnection
@@ -119,6 +120,7 @@ class Server:
         self._thread: _Thread | None = None
         self._faults: FaultRunner | None = None
         self._system: SystemServices | None = None
+        self._scrubbing: Scrubbing | None = None
         self._report: ServerReport | None = None
         self._websocket_tls: Tls | None = None
         self.reloader: Callable[[], None] | None = None  # applies the configuration again, for the system account
@@ -211,7 +213,12 @@ class Server:
         for account in engine.accounts:
             account.router.add(f"{PREFIX}>", FaultApi(driver, self._faults, account))
         self._report = report = ServerReport(
-            engine, clock, options, lambda: ListenPorts(self.http_port, self.websocket_port), driver.pending
+            engine,
+            clock,
+            options,
+            lambda: ListenPorts(self.http_port, self.websocket_port),
+            driver.pending,
+            driver.committers,
         )
         self._system = SystemServices(engine, report, reload=self._reload_now)
         self._system.attach()
@@ -220,6 +227,9 @@ class Server:
             log.info("Starting http monitor on %s", _address(options.http_host or self.host, self.http_port))
         if websockets is not None and options.websocket is not None:
             await self._serve_websockets(websockets, engine, options.websocket)
+        if options.scrub_rate and file.scrubber is not None:
+            interval = check_seconds(options.scrub_interval)
+            self._scrubbing = Scrubbing(driver, file.scrubber, rate=options.scrub_rate, interval=interval)
         self._upstreams = Upstreams(driver, named(options.upstreams or {}))
         self._upstreams.start()
         await clients.serve(
@@ -348,6 +358,9 @@ class Server:
     async def stop(self) -> None:
         """Stop listening, commit and answer what was received, close."""
         self._close_sockets()
+        if self._scrubbing is not None:
+            await self._scrubbing.stop()
+            self._scrubbing = None
         if self._upstreams is not None:
             await self._upstreams.stop()
         unfinished: set[int] = set()

@@ -46,9 +46,11 @@ def test_losses_are_listed_and_the_rest_is_copied(
     assert "lost: stream 'LOG'" in said
     assert "is damaged; `slipstream server salvage" in said
     assert main(["salvage", str(path), str(tmp_path / "new")]) == 1
-    verdict, lost = trials.in_child(trials.recover, path, tmp_path / "again", base.truth)
+    verdict, detail = trials.in_child(trials.recover, path, tmp_path / "again", base)
     assert verdict == "COPIED"
+    lost, share = detail.split()
     assert 0 < int(lost) < 100
+    assert float(share) > 0.99
 
 
 def test_a_store_in_use_a_missing_one_and_a_full_target_are_errors(

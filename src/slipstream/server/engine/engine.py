@@ -40,7 +40,7 @@ from slipstream.server.engine.auth.account_limits import AccountLimits
 from slipstream.server.engine.auth.authenticator import Authenticator, Certificate, reject_signatures
 from slipstream.server.engine.auth.jwt import Verify
 from slipstream.server.engine.auth.permissions import quoted
-from slipstream.server.engine.auth.reply_targets import INBOX, schedule_target
+from slipstream.server.engine.auth.reply_targets import INBOX, schedule_targets
 from slipstream.server.engine.auth.users import DEFAULT_ACCOUNT, at_most
 from slipstream.server.engine.consumers.ack_router import ACK_PREFIX
 from slipstream.server.engine.core.admission import Admission, SessionObserver
@@ -635,8 +635,9 @@ class Engine:
             if not session.grant.may_publish(subject, router.now):
                 router.push(session, err(f"Permissions Violation for Publish to {quoted(subject)}"))
                 return
-            if header and (target := schedule_target(header)) and not rules.may_publish(target):
-                router.push(session, err(f"Permissions Violation for Publish to {quoted(target)}"))
+            refused = [target for target in schedule_targets(header) if not rules.may_publish(target)]
+            if refused:
+                router.push(session, err(f"Permissions Violation for Publish to {quoted(refused[0])}"))
                 return
         if reply and (_is_reserved(reply) or (rules is not None and not router.may_reply(rules, reply))):
             router.push(session, err(f"Permissions Violation for Publish with Reply of {quoted(reply)}"))

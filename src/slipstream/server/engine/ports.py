@@ -225,6 +225,25 @@ class Group(Protocol):
         """How many changes it holds."""
 
 
+class Scrubber(Protocol):
+    """A search for damage through all that a store has, in slices: `begin` and `finish` on the loop, `read` in a thread
+    in between. After a whole round the next one begins."""
+
+    @property
+    def rounds(self) -> int:
+        """How many are complete."""
+
+    def begin(self) -> bool:
+        """Prepare a slice; False if it must wait."""
+
+    def read(self) -> None:
+        """Read it: waits for the disk."""
+
+    def finish(self) -> tuple[int, bool]:
+        """Report the damage that was found, as readers do; the bytes that were read, and whether a round is complete.
+        To be called after `begin`, whatever became of `read`."""
+
+
 class Store(Protocol):
     """All streams of a server."""
 
@@ -258,11 +277,22 @@ class Store(Protocol):
     def corrupt_records(self) -> int:
         """How often a record did not match its checksum since the store was opened."""
 
+    @property
+    def named_records(self) -> int:
+        """How many of those are told by `damaged`, `losses` and `faults`, or were until the messages were removed."""
+
     def damaged(self) -> list[tuple[str, int]]:
         """Stream and sequence of the messages among them (some thousands at most), in the order they were found."""
 
     def losses(self) -> list[tuple[str, int, int, int]]:
         """Stream, first and last sequence of the ranges in which messages are missing, and how many."""
+
+    def faults(self) -> list[str]:
+        """Damage beside messages that the last round of the scrubber has found, in words."""
+
+    @property
+    def scrubber(self) -> Scrubber | None:
+        """None: nothing is stored that could be damaged."""
 
     def seal(self) -> Group:
         """Close the open group and open the next."""

@@ -22,8 +22,10 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from slipstream.errors import StoreError
+from slipstream.metrics.exposition import Histogram
 from slipstream.server.engine.engine import Engine
 from slipstream.server.engine.journal import CommitBatch, Journal
+from slipstream.server.engine.monitoring.metrics import CommitReport
 from slipstream.server.engine.ports import Group, Store
 
 log = logging.getLogger("slipstream.server")
@@ -90,6 +92,15 @@ class Committer:
         self._is_stopping = False
         self._pause = self._paused_until = 0.0
         self._logged, self._logged_at, self._not_logged = "", 0.0, 0
+        self._sealed_at = 0.0
+        # Metrics: of groups that hold changes.
+        self.seconds = Histogram(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
+        self.changes = Histogram(1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
+        self.failures = 0
+
+    def report(self, storage: str) -> CommitReport:
+        """How the commits of that storage went so far."""
+        return CommitReport(storage, self.seconds, self.changes, self.failures)
 
     def stop(self) -> None:
         """Commit what waits, the state of consumers included, and start nothing else: a store finds its unfinished jobs
@@ -110,6 +121,7 @@ class Committer:
         batch = self.journal.seal()
         self._group_sealed()
         group = batch.group
+        self._sealed_at = self._loop.time()
         if self.write_error and group is not None:
             self._fail(StoreError(f"the disk failed while beginning a group: {self.write_error}"))
         elif group is None or self._worker is None:
@@ -138,6 +150,7 @@ class Committer:
             self._fail(exc)
         else:
             self._pause = 0.0
+            self._count(group)
             self._engine.committed(batch, self._clock())
 
     def _begun(self, error: BaseException | None) -> None:
@@ -166,13 +179,20 @@ class Committer:
             return
         batch, self._batch = self._batch, None
         assert batch is not None
+        assert batch.group is not None
         self._pause = 0.0
+        self._count(batch.group)
         try:
             self._engine.committed(batch, self._clock())
         finally:
             self._wake()
 
+    def _count(self, group: Group) -> None:
+        self.seconds.observe(self._loop.time() - self._sealed_at)
+        self.changes.observe(group.size)
+
     def _fail(self, error: BaseException) -> None:
+        self.failures += 1
         self._log_failure(error)
         self._pause = min(max(self._pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
         self._paused_until = self._loop.time() + self._pause

@@ -110,6 +110,7 @@ class Driver:
         self._damage_seen = 0
         self._damage_logged: set[tuple[str, int]] = set()
         self._losses_logged: set[tuple[str, int, int, int]] = set()
+        self._faults_logged: set[str] = set()
         self._stores = [journal.store for journal in engine.journals]
         self.committers: Sequence[Committer] = [
             Committer(
@@ -329,10 +330,14 @@ class Driver:
         except Exception:  # the timer or job that failed is gone; everything else goes on
             log.exception("internal error in a turn of the server")
             self.wake()
-        if sum(map(_corrupt_records, self._stores)) != self._damage_seen:
-            self._log_damage()
+        self.note_damage()
         self._flush()
         self._arm(now)
+
+    def note_damage(self) -> None:
+        """Log damage that was found outside of a turn."""
+        if sum(map(_corrupt_records, self._stores)) != self._damage_seen:
+            self._log_damage()
 
     def _log_damage(self) -> None:
         """Log the damaged messages that were found since the last turn."""
@@ -346,7 +351,14 @@ class Driver:
                 if loss not in self._losses_logged:
                     self._losses_logged.add(loss)
                     stream, low, high, count = loss
-                    log.error("%d messages from %d to %d of stream %r are missing", count, low, high, stream)
+                    if count:
+                        log.error("%d messages from %d to %d of stream %r are missing", count, low, high, stream)
+                    else:
+                        log.error("messages from %d to %d of stream %r are damaged or missing", low, high, stream)
+            for fault in store.faults():
+                if fault not in self._faults_logged:
+                    self._faults_logged.add(fault)
+                    log.error("the store is damaged: %s", fault)
 
     def _flush(self) -> None:
         for session in self.engine.take_output():

@@ -16,9 +16,11 @@ from urllib.parse import parse_qsl, urlsplit
 import msgspec
 
 from slipstream.errors import UsageError
+from slipstream.metrics.exposition import CONTENT_TYPE
 from slipstream.server.engine.engine import Engine
 from slipstream.server.engine.jobs import SLICE_UNITS, Job, Progress
 from slipstream.server.engine.monitoring import endpoints
+from slipstream.server.engine.monitoring.metrics import metrics
 from slipstream.server.engine.ports import Walk
 from slipstream.server.loop.process_report import ServerReport
 
@@ -56,6 +58,7 @@ class Monitor:
             "/accountz": lambda query: _json(endpoints.accountz(self._engine, self._clock(), query)),
             "/jsz": lambda query: _page(endpoints.jsz(self._engine, self._clock(), query)),
             "/healthz": self._healthz,
+            "/metrics": self._metrics,
         }
 
     def connection(self) -> asyncio.Protocol:
@@ -91,6 +94,11 @@ class Monitor:
         name = html.escape(self._engine.settings.server_name)
         page = f"<!doctype html><title>{name}</title><h1>Slipstream: {name}</h1><ul>\n{links}\n</ul>\n"
         return 200, HTML, page.encode()
+
+    def _metrics(self, query: endpoints.Query) -> Walk[Answer]:
+        report = self._report
+        page = yield from metrics(self._engine, self._clock(), report.varz(), report.commits(), query)
+        return 200, CONTENT_TYPE, page
 
     def _healthz(self, query: endpoints.Query) -> Answer:
         status, body = endpoints.healthz(self._engine, query)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from slipstream.server.engine.engine import Engine
 from slipstream.server.engine.monitoring import endpoints
+from slipstream.server.engine.monitoring.metrics import CommitReport
+from slipstream.server.loop.committer import Committer
 from slipstream.server.loop.memory import PendingBytes
 from slipstream.server.options import ServerOptions
 from slipstream.wire.arguments import check_seconds
@@ -33,9 +35,10 @@ class ServerReport:
         options: ServerOptions,
         ports: Callable[[], ListenPorts],
         pending: PendingBytes,
+        committers: Sequence[Committer] = (),
     ) -> None:
         """`ports` are known only once all listeners are open."""
-        self.options, self._pending = options, pending
+        self.options, self._pending, self._committers = options, pending, committers
         self._engine, self._clock, self._ports = engine, clock, ports
         self._last_cpu = (time.monotonic(), time.process_time())
         self.requests: dict[str, int] = {}  # by path of the endpoint
@@ -64,6 +67,10 @@ class ServerReport:
             "cluster": {}, "gateway": {}, "leaf": {}, "mqtt": {},
             "websocket": {"port": ports.websocket} if options.websocket is not None else {},
         }  # fmt: skip
+
+    def commits(self) -> list[CommitReport]:
+        """The commits of each store: that of file streams comes first, and may be the only one."""
+        return [one.report(storage) for storage, one in zip(("file", "memory"), self._committers, strict=False)]
 
     def usage(self) -> dict[str, Any]:
         return {"mem": _memory(), "cores": os.cpu_count() or 1, "cpu": self._cpu()}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import secrets
 
+from slipstream.extras import needed_by
+
 
 def make_nonce() -> str:
     """A nonce for a client to sign; never repeated."""
@@ -13,7 +15,8 @@ def make_nonce() -> str:
 
 def fits_hash(secret: str, hashed: str) -> bool:
     """Whether a bcrypt hash is of this secret. Slow by design of bcrypt."""
-    import bcrypt  # lazily: most servers need none of it
+    with needed_by("a bcrypt hash", "server"):
+        import bcrypt  # lazily: most servers need none of it
 
     data = secret.encode()[:72]  # all that bcrypt reads; the hash was made of the same prefix
     try:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slipstream.errors import Error
+from slipstream.extras import needed_by
 
 USAGE = {
     "check": "usage: slipstream server check DIR",
@@ -29,7 +30,8 @@ def main(name: str, arguments: Sequence[str]) -> int:
     if len(arguments) != (1 if name == "check" else 2) or any(argument.startswith("-") for argument in arguments):
         print(USAGE[name], file=sys.stderr)
         return FAILED
-    from slipstream.server.store.lmdb.salvage import Survey, salvage  # only here: it loads LMDB
+    with needed_by(f"server {name}", "server"):
+        from slipstream.server.store.lmdb.salvage import Survey, salvage  # only here: it loads LMDB
 
     path = Path(arguments[0])
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slipstream.extras import needed_by
 from slipstream.server.engine.ports import Store, memory_size
 from slipstream.server.store.memory.store import MemoryStore
 
@@ -18,6 +19,7 @@ def open_file_store(path: str | None = None) -> Store:
     """
     if path is None:
         return MemoryStore()
-    from slipstream.server.store.lmdb.store import LmdbStore  # only where it is used: it loads the LMDB library
+    with needed_by("a server with a data directory", "server"):
+        from slipstream.server.store.lmdb.store import LmdbStore  # only where it is used: it loads the LMDB library
 
     return LmdbStore(path)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from slipstream.api.snapshot.archive import CONSUMERS, END, STATE, Entry, encode_entry
+from slipstream.api.snapshot.archive import MAGIC as ARCHIVE
+from slipstream.api.snapshot.s2 import S2Writer
 from slipstream.server import Permissions, User
-from slipstream.server.engine.auth.reply_targets import Targets, schedule_target
+from slipstream.server.engine.auth.reply_targets import Targets, schedule_targets
 from slipstream.wire import Err, Headers, pub
 from tests.server.support import HELLO, Client, Rig
 
@@ -17,6 +21,7 @@ READER = Permissions(
 )
 MAKER = Permissions(publish=("$JS.API.>", "made.>"), publish_deny=("made.not.>", "$JS.API.STREAM.DELETE.>"))
 BYPASS = Permissions(publish=("plan.>",))
+RESTORER = Permissions(publish=("$JS.API.STREAM.RESTORE.>", "$JS.SNAPSHOT.RESTORE.>", "r.>"))
 
 
 def hello(user: str) -> bytes:
@@ -27,7 +32,13 @@ def hello(user: str) -> bytes:
 def rig() -> Rig:
     users = tuple(
         User(name=name, password="p", permissions=rights)
-        for name, rights in {"admin": None, "reader": READER, "maker": MAKER, "planner": BYPASS}.items()
+        for name, rights in {
+            "admin": None,
+            "reader": READER,
+            "maker": MAKER,
+            "planner": BYPASS,
+            "restorer": RESTORER,
+        }.items()
     )
     rig = Rig(users=users)
     admin = rig.client(hello("admin"))
@@ -175,5 +186,51 @@ def test_targets_of_requests_that_cannot_be_read_are_none() -> None:
         for payload in (b"", b"{", b"[]", b'{"config":3}', b'{"republish":{"dest":5}}', b'{"deliver_subject":{}}'):
             found = Targets(kind, payload)
             assert (found.deliver, found.republish) == ("", "")
-    assert schedule_target(b"NATS/1.0\r\nnats-schedule-target:  a.b \r\n\r\n") == "a.b"
-    assert schedule_target(b"NATS/1.0\r\nX: Nats-Schedule-Target: a\r\n\r\n") == ""
+    assert schedule_targets(b"NATS/1.0\r\nnats-schedule-target:  a.b \r\n\r\n") == ["a.b"]
+    assert schedule_targets(b"NATS/1.0\r\nX: Nats-Schedule-Target: a\r\n\r\n") == []
+    assert not Targets.of_consumer(b"{").deliver
+    assert not Targets.of_message(b"").scheduled
+
+
+@pytest.mark.parametrize("names", [("nats-schedule-target", "Nats-Schedule-Target"), ("Nats-Schedule-Target",) * 2])
+def test_every_target_header_of_a_schedule_is_checked(rig: Rig, names: tuple[str, str]) -> None:
+    """Which of two headers is the target is the stream's business; neither gives a right."""
+    planner = rig.client(hello("planner"))
+    for first, second in (("plan.ok", "paid.1"), ("paid.1", "plan.ok")):
+        lines = ["NATS/1.0", "Nats-Schedule: @at 2030-01-01T00:00:00Z", f"{names[0]}: {first}", f"{names[1]}: {second}"]
+        planner.send(pub("plan.later", b"x", "", "\r\n".join([*lines, "", ""]).encode()))
+        assert refusals(planner) == ['Permissions Violation for Publish to "paid.1"']
+    assert messages(rig, "PLAN") == 0
+
+
+SCHEDULE = "NATS/1.0\r\nNats-Schedule: @at 2030-01-01T00:00:00Z\r\nNats-Schedule-Target: %s\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "is_refused"),
+    [
+        ("consumer", "vict.forged", True),
+        ("schedule", "vict.forged", True),
+        ("consumer", "free", False),
+        ("schedule", "r.2", False),
+    ],
+)
+def test_a_restored_snapshot_publishes_only_where_the_user_may(
+    rig: Rig, kind: str, target: str, is_refused: bool
+) -> None:
+    """No request names the push consumer and the schedule that are inside the snapshot."""
+    config = {"name": "c", "durable_name": "c", "deliver_subject": target, "ack_policy": "none"}
+    nothing = {"consumer_seq": 0, "stream_seq": 0}
+    consumer = {"config": config, "state": {"delivered": nothing, "ack_floor": nothing}}
+    state = msgspec.json.encode({"first_seq": 1, "last_seq": 1, "consumer_count": int(kind == "consumer")})
+    header = (SCHEDULE % target).encode() if kind == "schedule" else b""
+    entries = [Entry(STATE, payload=state), Entry("r.1", 1, 1, header, b"x"), END]
+    if kind == "consumer":
+        entries.insert(1, Entry(f"{CONSUMERS}c", payload=msgspec.json.encode(consumer)))
+    user = rig.client(hello("restorer"))
+    stream = {"name": "R", "subjects": ["r.>"], "allow_msg_schedules": True}
+    to = user.api("STREAM.RESTORE.R", {"config": stream, "state": {}})["deliver_subject"]
+    data = S2Writer().frames(ARCHIVE + b"".join(map(encode_entry, entries)))
+    answer = user.ask(to, data)[-1].payload or user.ask(to, b"")[-1].payload
+    assert (b"no permission to have the server publish to 'vict.forged'" in answer) == is_refused, answer
+    assert ("R" in admin_of(rig).api("STREAM.NAMES")["streams"]) == (not is_refused), answer

@@ -404,6 +404,7 @@ def test_last_per_subject_stays_exact_when_some_messages_are_removed(bench: Benc
     assert status(end) == (404, "No Messages")
 
 
+# F19: a pull that does not wait
 @pytest.mark.spec("PS-07", on="E")
 def test_no_wait_is_answered_at_once_where_others_wait_for_acks(bench: Bench) -> None:
     bench.fill("s.a", "s.b", "s.c")

@@ -187,6 +187,7 @@ def test_appended_subject_is_the_last_message_of_that_subject(client: Client) ->
     assert status(one(client.ask("$JS.API.DIRECT.GET.DEEP.a.b.c"))) == (404, "Message Not Found")
 
 
+# F18: a body beside the subject
 @pytest.mark.spec("DG-17")
 def test_appended_subject_with_a_payload_is_a_bad_request(client: Client) -> None:
     chosen = ({"seq": 1}, {"last_by_subj": "s.1"}, {"next_by_subj": "s.1"}, {"batch": 1}, {"multi_last": ["s.1"]})

@@ -272,6 +272,7 @@ def test_what_a_rollup_removed_while_the_mirror_was_away_is_not_shown_for_the_st
 # Limits, filters and deletes of the mirror's own.
 
 
+# F5: a mirror that holds less proves no absence
 @pytest.mark.spec("RW-08", "RW-19", on="E")
 @pytest.mark.parametrize(
     "mirror",
@@ -331,6 +332,7 @@ def test_a_stream_that_keeps_more_than_before_is_not_read_from_a_mirror_with_the
 # Generations.
 
 
+# F6: the generation of a copy
 @pytest.mark.spec("RW-19", on="E")
 @pytest.mark.parametrize("held", [True, False])
 def test_a_mirror_of_a_deleted_stream_does_not_answer_for_the_new_one(held: bool) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from slipstream.server.engine.streams import dedupe
+from slipstream.server.engine.streams.publish_headers import parse_publish_headers
 from slipstream.wire import Headers
 from tests.server.support import Client, Rig, headers, sequences
 
@@ -313,3 +314,13 @@ def test_numbers_that_are_none_are_refused_and_not_stumbled_over(client: Client,
     batch = {"Nats_Batch_Id": "b", "Nats_Batch_Sequence": "1", "Nats_Required_Api_Level": number}
     assert client.publish("s.1", **batch)["error"]["err_code"] == 10185
     assert client.publish("s.1")["seq"] == 1
+
+
+def test_the_first_line_of_a_header_counts_also_if_it_is_empty() -> None:
+    """As in the duplicate window after a restart, which is read from the messages, and as on nats-server."""
+    header = b"NATS/1.0\r\nNats-Msg-Id: \r\nNats-Msg-Id: one\r\nNats-Expected-Last-Sequence: 3\r\n\r\n"
+    found = parse_publish_headers(header)
+    assert (found.msg_id, found.last_seq) == ("", 3)
+    assert dedupe.message_id(header) == ""
+    header = b"NATS/1.0\r\nNats-Msg-Id: one\r\nNats-Msg-Id: \r\nNats-Msg-Id: two\r\n\r\n"
+    assert parse_publish_headers(header).msg_id == dedupe.message_id(header) == "one"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +20,9 @@ from slipstream.errors import CorruptRecordError, StoreError, UsageError
 from slipstream.server.engine.ports import Record, StreamLog
 from slipstream.server.store.lmdb.env import translated
 from slipstream.server.store.lmdb.log import LmdbLog
+from slipstream.server.store.lmdb.pages import PageFile
 from slipstream.server.store.lmdb.records import CorruptMessageError, decode, seal
+from slipstream.server.store.lmdb.salvage import Survey
 from slipstream.server.store.lmdb.segments import Tuning
 from slipstream.server.store.lmdb.store import LmdbStore
 
@@ -461,6 +465,10 @@ def test_nothing_is_left_of_deleted_streams(store: LmdbStore, path: Path, how: s
     store.close()
     left = tables(path)
     assert len(left[b"messages"]) == 20
+    # The copies of configurations are those of the streams that exist.
+    copies = {key[4:] for key, _ in left[b"index"] if key[:4] == bytes(4)}
+    assert copies == {b"m", *(key for key, _ in left[b"control"] if key[:1] == b"s")}
+    left[b"index"] = [item for item in left[b"index"] if item[0][:4] != bytes(4)]
     assert {key[:4] for name in (b"messages", b"index", b"subjects") for key, _ in left[name]} == {bytes((0, 0, 0, 1))}
     assert not [key for key, _ in left[b"control"] if key.startswith(b"d")]
     assert {key[1:5] for key, _ in left[b"control"] if key[:1] in b"gxj"} == {bytes((0, 0, 0, 1))}
@@ -611,3 +619,135 @@ def test_a_store_of_format_1_gets_the_sums_that_it_lacks(path: Path) -> None:
     assert not store.corrupt_records
     store.close()
     assert before[b"index"] == tables(path)[b"index"]
+
+
+# A store that is not what it was.
+
+
+def grown(path: Path, word: bytes, first: int) -> None:
+    store = LmdbStore(path, map_size=1 << 26, tuning=Tuning(segment=256))
+    log = store.log("S") if first > 1 else store.create("S", b"")
+    for n in range(first, first + 200):
+        log.append(n, f"s.{n % 7}", b"", b"%b %d" % (word, n))
+        if n % 20 == 0:
+            carry(store)
+    carry(store)
+    store.close()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_store_whose_file_is_empty_or_gone_is_refused(tmp_path: Path, is_there: bool) -> None:
+    grown(tmp_path, b"a", 1)
+    (tmp_path / "data.mdb").unlink()
+    if is_there:
+        (tmp_path / "data.mdb").touch()
+    with pytest.raises(CorruptRecordError, match=f"data.mdb is {'empty' if is_there else 'not there'}"):
+        LmdbStore(tmp_path, map_size=1 << 26)
+    (tmp_path / "store.made").unlink()
+    LmdbStore(tmp_path, map_size=1 << 26).close()
+
+
+def test_a_store_that_was_never_finished_is_begun_again(tmp_path: Path) -> None:
+    (tmp_path / "store.lock").write_bytes(b"4711\n")
+    (tmp_path / "lock.mdb").touch()
+    (tmp_path / "data.mdb").touch()
+    LmdbStore(tmp_path, map_size=1 << 26).close()
+
+
+def test_a_page_of_a_copy_that_went_on_alone_is_not_served(tmp_path: Path) -> None:
+    one, two, mixed = tmp_path / "one", tmp_path / "two", tmp_path / "mixed"
+    grown(one, b"both", 1)
+    shutil.copytree(one, two)
+    grown(one, b"one", 201)
+    grown(two, b"two", 201)
+    ours, theirs = (one / "data.mdb").read_bytes(), (two / "data.mdb").read_bytes()
+    noticed = 0
+    for at in range(2 * 4096, min(len(ours), len(theirs)), 4096):
+        if ours[at : at + 4096] == theirs[at : at + 4096]:
+            continue
+        shutil.rmtree(mixed, ignore_errors=True)
+        mixed.mkdir()
+        (mixed / "data.mdb").write_bytes(ours[:at] + theirs[at : at + 4096] + ours[at + 4096 :])
+        survey = Survey(mixed)
+        try:
+            store = LmdbStore(mixed, map_size=1 << 26, tuning=TINY)
+        except CorruptRecordError:
+            continue
+        errors = 0
+        for seq in range(1, 401):
+            try:
+                record = store.log("S").get(seq)
+            except CorruptRecordError:
+                errors += 1
+            else:
+                assert record is not None
+                assert not record.payload.startswith(b"two")
+        assert (not errors) == survey.is_sound
+        assert bool(errors) == bool(store.losses())
+        noticed += bool(errors)
+        store.close()
+    assert noticed
+
+
+def test_a_free_list_with_an_impossible_key_is_refused(tmp_path: Path) -> None:
+    grown(tmp_path, b"a", 1)
+    data = bytearray((tmp_path / "data.mdb").read_bytes())
+    with PageFile(tmp_path / "data.mdb") as file:
+        assert file.meta is not None
+        at = file.meta.free.root * 4096
+    (node,) = struct.unpack_from("<H", data, at + 16)
+    for bit in (5, 20, 40, 62):
+        flipped = bytearray(data)
+        flipped[at + node + 8 + bit // 8] ^= 1 << bit % 8
+        (tmp_path / "data.mdb").write_bytes(flipped)
+        with pytest.raises(CorruptRecordError, match="free list"):
+            LmdbStore(tmp_path, map_size=1 << 26)
+
+
+def test_an_unreadable_page_leaves_all_other_messages_readable(tmp_path: Path) -> None:
+    grown(tmp_path, b"a", 1)
+    grown(tmp_path, b"a", 201)
+    store = LmdbStore(tmp_path, map_size=1 << 26)
+    with PageFile(tmp_path / "data.mdb") as file:
+        tree = file.trees()["messages"]
+        assert tree.depth == 2
+        pages = [(number, [key for key, *_ in file._leaf(page)]) for number, page, _, _ in file._leaves(tree, "m")]
+    number, keys = pages[len(pages) // 2]
+    with open(tmp_path / "data.mdb", "r+b") as data:
+        os.pwrite(data.fileno(), bytes(4096), number * 4096)
+    gone = {int.from_bytes(key[4:], "big") for key in keys}
+    log, errors = store.log("S"), set()
+    for _ in range(2):
+        for seq in range(1, 401):
+            try:
+                record = log.get(seq)
+            except CorruptRecordError:
+                errors.add(seq)
+            else:
+                assert record is not None
+    assert errors == gone
+    assert {seq for _, seq in store.damaged()} == gone
+    store.close()
+
+
+def test_a_damaged_message_is_removed_whatever_its_checksum_says(tmp_path: Path) -> None:
+    """Its share in the sum of its block is not known: the sum must neither get negative nor stay wrong."""
+    grown(tmp_path, b"a", 1)
+    data = (tmp_path / "data.mdb").read_bytes()
+    known = b"s.4a 200"
+    at = data.index(known) + len(known)
+    for trailer in (b"\xff" * 4, bytes(4)):
+        (tmp_path / "data.mdb").write_bytes(data.replace(known + data[at : at + 4], known + trailer))
+        store = LmdbStore(tmp_path, map_size=1 << 26)
+        log = store.log("S")
+        with pytest.raises(CorruptRecordError):
+            log.get(200)
+        for seq in (*range(193, 200), 200):
+            assert log.remove(seq)
+            carry(store)
+        assert log.get(192) is not None
+        store.close()
+        again = LmdbStore(tmp_path, map_size=1 << 26)
+        assert [record.seq for record in again.log("S").scan("", 0, limit=999)] == list(range(1, 193))
+        assert not again.losses()
+        again.close()

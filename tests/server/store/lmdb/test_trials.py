@@ -15,9 +15,15 @@ def bad(verdicts: list[trials.Verdict]) -> list[str]:
     return [f"{each.verdict} {each.detail}" for each in verdicts if each.verdict not in ALLOWED]
 
 
+def salvaged(verdicts: list[trials.Verdict]) -> float:
+    """The share of trials after which at least 95 % of what is not damaged can be had."""
+    return sum(each.share >= 0.95 for each in verdicts) / len(verdicts)
+
+
 def test_random_damage_is_reported_and_never_served(tmp_path: Path) -> None:
     verdicts = trials.run(tmp_path, 63, seed=3)
     assert not bad(verdicts), trials.table(verdicts)
+    assert salvaged(verdicts) >= 0.95
     assert {each.verdict for each in verdicts} == ALLOWED
 
 
@@ -25,8 +31,19 @@ def test_random_damage_is_reported_and_never_served(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(11, 15))
 def test_random_damage_is_reported_and_never_served_over_many_trials(tmp_path: Path, seed: int) -> None:
     verdicts = trials.run(tmp_path, 153, seed=seed, scale=1 + seed % 2)
-    print(trials.table(verdicts))
+    print(trials.table(verdicts), f"salvaged: {salvaged(verdicts):.1%}")
     assert not bad(verdicts), trials.table(verdicts)
+    assert salvaged(verdicts) >= 0.95
+
+
+@pytest.mark.parametrize(
+    ("count", "first"), [(12, 700), pytest.param(150, 5000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
+)
+def test_a_torn_store_is_salvaged_without_what_was_removed(tmp_path: Path, count: int, first: int) -> None:
+    """Some of the last writes were lost: pages of the last commits and older ones side by side."""
+    base = trials.build(tmp_path / "base")
+    verdicts = [trials.trial(base, "torn", first + n, tmp_path / "copy") for n in range(count)]
+    assert not bad(verdicts), bad(verdicts)
 
 
 def test_a_sound_store_is_unharmed(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ from typing import Any, NamedTuple
 from slipstream.errors import CorruptRecordError, StoreError
 from slipstream.server.engine.auth.users import User
 from slipstream.server.engine.ports import StreamLog
+from slipstream.server.store.lmdb.pages import PageFile
+from slipstream.server.store.lmdb.records import MESSAGE_KEY, is_sound
 from slipstream.server.store.lmdb.salvage import salvage
 from slipstream.server.store.lmdb.segments import Tuning
 from slipstream.server.store.lmdb.store import LmdbStore
@@ -48,6 +50,7 @@ class Base(NamedTuple):
     older: bytes
     newer: bytes
     truth: Truth
+    ids: dict[int, str]  # stream id -> name
 
 
 class Verdict(NamedTuple):
@@ -56,7 +59,7 @@ class Verdict(NamedTuple):
     kind: str
     verdict: str
     detail: str
-    lost: int  # messages that are not in the salvaged store; -1: nothing could be salvaged
+    share: float  # of the undamaged messages that are in the salvaged store
 
 
 def login(rig: Rig, user: str) -> Client:
@@ -105,8 +108,9 @@ def build(path: Path, *, scale: int = 1) -> Base:
     for name in STREAMS:
         log = store.log(name)
         truth[name] = {r.seq: (r.subject, r.payload) for r in log.scan("", 0, limit=1_000_000)}
+    ids = {store._streams[name].base.sid: name for name in STREAMS}
     store.close()
-    return Base(path, older, (path / "data.mdb").read_bytes(), truth)
+    return Base(path, older, (path / "data.mdb").read_bytes(), truth, ids)
 
 
 # Damage.
@@ -140,6 +144,11 @@ def damage(base: Base, kind: str, rng: random.Random) -> tuple[bytes, str]:
         ]  # fmt: skip
         page = rng.choice(differing)
         data[page * PAGE : (page + 1) * PAGE] = base.older[page * PAGE : (page + 1) * PAGE]
+    elif kind == "torn":  # many writes that never reached the disk
+        for n in range(2, min(pages, len(base.older) // PAGE)):
+            older = base.older[n * PAGE : (n + 1) * PAGE]
+            if older != base.newer[n * PAGE : (n + 1) * PAGE] and rng.random() < 0.15:
+                data[n * PAGE : (n + 1) * PAGE] = older
     elif kind == "moved":  # an older page, written to the wrong place
         other = rng.randrange(2, len(base.older) // PAGE)
         data[at : at + PAGE] = base.older[other * PAGE : (other + 1) * PAGE]
@@ -169,11 +178,24 @@ def trial(base: Base, kind: str, seed: int, folder: Path) -> Verdict:
     (folder / "data.mdb").write_bytes(data)
     target = folder.with_name("salvaged")
     shutil.rmtree(target, ignore_errors=True)
-    recovered, lost = in_child(recover, folder, target, base.truth)
+    recovered, kept = in_child(recover, folder, target, base)
     verdict, detail = in_child(read_everything, folder, base.truth)
     if recovered not in ("COPIED", "REFUSED"):
-        verdict, detail = recovered, f"salvage: {lost}"
-    return Verdict(kind, verdict, f"{kind} {seed}: {what}: {detail}", int(lost) if recovered == "COPIED" else -1)
+        verdict, detail = recovered, f"salvage: {kept}"
+    share = float(kept.split()[1]) if recovered == "COPIED" else 0.0
+    return Verdict(kind, verdict, f"{kind} {seed}: {what}: {detail}", share)
+
+
+def undamaged(folder: Path, base: Base) -> dict[str, set[int]]:
+    """The messages of the truth that are in some leaf of the file as they were stored."""
+    found: dict[str, set[int]] = {name: set() for name in base.truth}
+    with PageFile(folder / "data.mdb", lenient=True) as file:
+        for key, value in file.strays(is_any=True):
+            if len(key) == MESSAGE_KEY.size and is_sound(key, value):
+                sid, seq = MESSAGE_KEY.unpack(key)
+                if sid in base.ids and seq in base.truth[base.ids[sid]]:
+                    found[base.ids[sid]].add(seq)
+    return found
 
 
 def in_child(work: Any, *args: Any) -> tuple[str, str]:
@@ -406,8 +428,10 @@ def still_takes_messages(clients: dict[str, Client]) -> str:
     return ""
 
 
-def recover(folder: Path, target: Path, truth: Truth) -> tuple[str, str]:
-    """Salvage a damaged store and compare; the detail is how many messages were lost."""
+def recover(folder: Path, target: Path, base: Base) -> tuple[str, str]:
+    """Salvage a damaged store and compare; the detail is how many messages were lost, and the share of the
+    undamaged part that was copied."""
+    truth, whole = base.truth, undamaged(folder, base)
     told: list[str] = []
     try:
         survey = salvage(folder, target, told.append)
@@ -415,8 +439,9 @@ def recover(folder: Path, target: Path, truth: Truth) -> tuple[str, str]:
         return "REFUSED", str(exc)
     store = LmdbStore(target, map_size=1 << 28, tuning=TUNING)
     # Without the newest meta page the last commit is lost, and what it removed is there: that is said.
-    is_rolled_back = any("meta page" in problem for problem in survey.problems)
-    lost = 0
+    # Without the sums of a segment it is not known what was removed: that is said, too.
+    is_rolled_back = any("meta page" in problem or "without proof" in problem for problem in survey.problems)
+    lost = kept = 0
     for name, messages in truth.items():
         if name not in dict(store.streams()):
             lost += len(messages)
@@ -425,14 +450,15 @@ def recover(folder: Path, target: Path, truth: Truth) -> tuple[str, str]:
         for seq, record in found.items():
             if messages.get(seq) != (record.subject, record.payload) and not is_rolled_back:
                 return "WRONG", f"{seq} of {name} is not in the stream"
-        lost += len(messages) - len(found)
+        lost += len(messages.keys() - found.keys())
+        kept += len(whole[name] & found.keys())
     extra = set(dict(store.streams())) - set(truth)
     store.close()
     if extra:
         return "WRONG", f"streams {extra}"
     if lost and survey.is_sound:
         return "SILENT", f"{lost} messages are lost"
-    return "COPIED", str(lost)
+    return "COPIED", f"{lost} {kept / max(1, sum(map(len, whole.values())))}"
 
 
 def run(folder: Path, trials: int, *, seed: int = 1, scale: int = 1) -> list[Verdict]:

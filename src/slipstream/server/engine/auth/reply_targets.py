@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -25,6 +25,7 @@ INBOX = "_INBOX."  # for answers: a stream of all subjects, which records them, 
 RESERVED = ("$JS.", "$SYS.", "$SLIPSTREAM.")
 _CALL = re.compile(r"\{\{[^}]*\}\}|\$\d+")  # of a mapping
 _TARGET = SCHEDULE_TARGET.lower().encode() + b":"
+_LEAD = _TARGET[:-1]
 
 
 def is_reserved(subject: str) -> bool:
@@ -32,12 +33,14 @@ def is_reserved(subject: str) -> bool:
     return subject.startswith(RESERVED)
 
 
-def schedule_target(header: bytes) -> str:
-    """The subject that a schedule publishes to, from the headers of its message; empty if it is none."""
-    for line in header.split(b"\r\n"):
-        if line[: len(_TARGET)].lower() == _TARGET:
-            return line[len(_TARGET) :].strip().decode(errors="replace")
-    return ""
+def schedule_targets(header: bytes) -> list[str]:
+    """The subjects that a schedule may publish to, from the headers of its message: one of them is its target."""
+    lines = header.split(b"\r\n") if _LEAD in header.lower() else ()
+    return [
+        line[len(_TARGET) :].strip().decode(errors="replace")
+        for line in lines
+        if line[: len(_TARGET)].lower() == _TARGET
+    ]
 
 
 class Targets:
@@ -46,6 +49,7 @@ class Targets:
     def __init__(self, kind: str, payload: bytes) -> None:
         """`kind` is the type of the response; a body that cannot be read names none, and is rejected later."""
         self.deliver = self.republish = ""
+        self.scheduled: list[str] = []
         try:
             body = msgspec.json.decode(payload) if payload else {}
         except msgspec.MsgspecError:
@@ -58,8 +62,23 @@ class Targets:
             config = _field(body, "config") if kind == "stream_restore_response" else body
             self.republish = _pattern(_text(_field(config, "republish"), "dest"))
 
+    @classmethod
+    def of_consumer(cls, entry: bytes) -> Self:
+        """The subject that a consumer in a snapshot delivers to."""
+        return cls("consumer_create_response", entry)
+
+    @classmethod
+    def of_message(cls, header: bytes) -> Self:
+        """The subjects of a schedule in a snapshot."""
+        found = cls("", b"")
+        found.scheduled = schedule_targets(header)
+        return found
+
     def check(self, rules: Rules, is_served: Callable[[str], bool]) -> None:
         """Raise an ApiError if the user with these rules may not have the server publish there."""
+        for target in self.scheduled:
+            if not rules.may_publish(target):
+                raise ErrorCode.STREAM_RESTORE.error(err=_refusal(target), status=403)
         if self.deliver and is_served(self.deliver) and not rules.may_publish(self.deliver):
             raise ErrorCode.CONSUMER_CREATE.error(err=_refusal(self.deliver), status=403)
         if self.republish and not rules.may_publish_all(self.republish):

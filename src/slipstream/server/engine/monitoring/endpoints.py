@@ -27,6 +27,7 @@ from slipstream.wire import is_valid_filter, matches
 
 DEFAULT_LIMIT = 1024
 SECOND = 1_000_000_000
+DAMAGE_SHOWN = 100  # damaged ranges of a page
 PAUSE = 256  # connections or subscriptions that are looked at between two pauses
 
 T = TypeVar("T")
@@ -418,6 +419,8 @@ def jsz(engine: Engine, now: int, query: Query) -> Walk[dict[str, Any]]:
     }
     every = [stream for account in accounts.values() for stream in account.streams.values()]
     states = [stream.log.committed for stream in every]
+    if not engine.settings.compat:
+        seen["damage"] = _damage(engine)
     seen |= _jetstream_stats(engine, accounts) | {
         "config": _jetstream_config(engine),
         "limits": {},
@@ -457,6 +460,8 @@ def _stream_detail(stream: Stream, now: int, query: Query) -> Walk[dict[str, Any
     """The configurations only if they are asked for; consumers have nearly as long ones as streams."""
     seen = {"name": stream.name, **stream_info(stream, now)}
     del seen["ts"]
+    if damage := _damage_of(stream):
+        seen["damage"] = damage
     yield 10
     consumers = []
     if _flag(query, "consumers"):
@@ -469,9 +474,46 @@ def _stream_detail(stream: Stream, now: int, query: Query) -> Walk[dict[str, Any
     return seen | ({"consumer_detail": consumers} if consumers else {})
 
 
+def jetstream_stats(engine: Engine, account: Account) -> dict[str, Any]:
+    """Usage and API requests of one account."""
+    return _jetstream_stats(engine, {account.name: account})
+
+
 def _jetstream_varz(engine: Engine) -> dict[str, Any]:
     stats = _jetstream_stats(engine, _accounts(engine))
-    return {"config": _jetstream_config(engine), "stats": stats, "limits": {}}
+    seen = {"config": _jetstream_config(engine), "stats": stats, "limits": {}}
+    return seen if engine.settings.compat else seen | {"damage": _damage(engine)}
+
+
+def _damage(engine: Engine) -> dict[str, Any]:
+    """What is known of damage in the stores: totals, and the streams and ranges (some, if there are many)."""
+    health = engine.health()
+    ranges = [
+        *({"stream": stream, "first_seq": seq, "last_seq": seq, "messages": 1} for stream, seq in health.damaged),
+        *(
+            {"stream": stream, "first_seq": low, "last_seq": high, "messages": count}
+            for stream, low, high, count in health.missing
+        ),
+    ]
+    rounds = sum(each.store.scrubber.rounds for each in engine.journals if each.store.scrubber is not None)
+    return {
+        "messages": len(health.damaged),
+        "ranges": len(health.missing),
+        "records": sum(len(each.store.faults()) for each in engine.journals),
+        "scrub_rounds": rounds,
+        "details": ranges[:DAMAGE_SHOWN],
+    }
+
+
+def _damage_of(stream: Stream) -> list[dict[str, int]]:
+    """The ranges of a stream that are damaged or missing; 0 messages: how many is not known."""
+    journal = stream.journal
+    name = stream.key
+    found = [(seq, seq, 1) for owner, seq in journal.store.damaged() if owner == name]
+    found += [(low, high, count) for owner, low, high, count in journal.store.losses() if owner == name]
+    return [
+        {"first_seq": low, "last_seq": high, "messages": count} for low, high, count in sorted(found)[:DAMAGE_SHOWN]
+    ]
 
 
 def _jetstream_config(engine: Engine) -> dict[str, Any]:

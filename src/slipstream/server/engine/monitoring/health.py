@@ -27,7 +27,7 @@ def examine(journals: Sequence[Journal]) -> Health:
     problems = [f"the last changes could not be stored: {each.failure}" for each in journals if each.failure]
     damaged = [found for each in journals for found in each.store.damaged()]
     losses = [loss for each in journals for loss in each.store.losses()]
-    records = sum(each.store.corrupt_records for each in journals)
+    records = sum(each.store.corrupt_records - each.store.named_records for each in journals)
     if damaged:
         named = ", ".join(f"{seq} of {stream!r}" for stream, seq in damaged[:MAX_NAMED])
         more = f" and {len(damaged) - MAX_NAMED} more" if len(damaged) > MAX_NAMED else ""
@@ -38,6 +38,10 @@ def examine(journals: Sequence[Journal]) -> Health:
         )
         more = f" and {len(losses) - MAX_NAMED} more ranges" if len(losses) > MAX_NAMED else ""
         problems.append(f"missing messages: {named}{more}")
-    if records and not damaged and not losses:
+    faults = [fault for each in journals for fault in each.store.faults()]
+    if faults:
+        more = f" and {len(faults) - MAX_NAMED} more" if len(faults) > MAX_NAMED else ""
+        problems.append(f"damage in the store: {', '.join(faults[:MAX_NAMED])}{more}")
+    if records > 0 and not damaged and not losses and not faults:
         problems.append(f"records that do not match their checksums were read {records} times")
     return Health(tuple(problems), tuple(damaged), tuple(losses))

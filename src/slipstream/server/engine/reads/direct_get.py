@@ -62,6 +62,16 @@ class WaitingRead(NamedTuple):
     owner: Session | None  # who asked
 
 
+class ReadCounts:
+    """How the Direct Gets of one replica went, since the server started. A redirected one is counted there and here."""
+
+    __slots__ = ("batch", "last", "redirected", "rejected", "single", "waited")
+
+    def __init__(self) -> None:
+        self.single = self.batch = self.last = 0  # answered: one message, a batch, the last ones of many subjects
+        self.waited = self.rejected = self.redirected = 0
+
+
 class ReplicaPeer:
     """One replica of a stream, and its member of the queue group that answers Direct Gets."""
 
@@ -77,6 +87,7 @@ class ReplicaPeer:
         self.seen = 0  # the upstream was read up to here, whatever a filter left out
         self.gap_until = 0  # it speaks for nothing before it gets there
         self.is_true_copy = False  # it may speak for its upstream
+        self.reads = ReadCounts()
         self._services = services
         self._is_compat = services.compat
         self._cut = len(PREFIX) + len(name)
@@ -105,14 +116,19 @@ class ReplicaPeer:
         if request.min_last_seq <= self.as_of():
             self.answer(request, reply, self.stamp(request))
         elif self.redirects_to is not None:
+            self.reads.redirected += 1
             self.redirects_to.wait_for(request, reply, now)
         else:
             self.park(
                 request.min_last_seq,
                 ready=lambda peer: peer.answer(request, reply, peer.stamp(request)),
-                reject=lambda: self._services.router.send(reply, stamped(STALE, self.stamp(request)), b""),
+                reject=lambda: self._reject(request, reply),
                 now=now,
             )
+
+    def _reject(self, request: GetRequest, reply: str) -> None:
+        self.reads.rejected += 1
+        self._services.router.send(reply, stamped(STALE, self.stamp(request)), b"")
 
     def as_of(self) -> int:
         """The sequence as of which this peer's data is that of the stream; 0 while a mirror has a gap."""
@@ -126,11 +142,14 @@ class ReplicaPeer:
     def answer(self, request: GetRequest, reply: str, stamp: str) -> None:
         """Answer from the present state, at once or (a search that takes long) as of now."""
         if request.multi_last:
+            self.reads.last += 1
             self._answer_multi(request, reply, stamp)
         elif request.batch:
+            self.reads.batch += 1
             self._start(DirectBatch(self._services, self, request, reply, stamp), reply)
         elif is_quick(request):  # not by `look_up`, which costs a microsecond more
             self._load.units += 1
+            self.reads.single += 1
             try:
                 record = find(self.log, request)
             except CorruptRecordError:
@@ -142,6 +161,7 @@ class ReplicaPeer:
                 self._services.router.send(reply, b"" if request.no_hdr else self.block(record, stamp), record.payload)
         else:
             router = self._services.router
+            self.reads.single += 1
 
             def found(record: Record | None) -> None:
                 if record is None:
@@ -235,6 +255,7 @@ class ReplicaPeer:
         if not self._services.commit_waiters.wait(self, 1):
             reject()
             return
+        self.reads.waited += 1
         owner = self._services.jobs.load.asker
         self._enter(seq, ready, reject, now + REJECT_DELAY + (DEPOSED_DELAY if self.deposed else 0), owner)
 

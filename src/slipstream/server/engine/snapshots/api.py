@@ -111,8 +111,9 @@ class SnapshotApi:
         subject = f"$JS.SNAPSHOT.RESTORE.{name}.{catalog.advisories.token()}"
         response, encode = self._streams.created_response()
         catalog.restores[name] = SnapshotReader(
-            catalog, config, response, encode, subject=subject, ended=ended, now=now
-        )
+            catalog, config, response, encode,
+            subject=subject, ended=ended, now=now, rules=catalog.router.requester,
+        )  # fmt: skip
         self._advise("RESTORE_CREATE", name, {})
         return Outcome({"deliver_subject": subject})
 

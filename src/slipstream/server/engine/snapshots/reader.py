@@ -15,6 +15,8 @@ from slipstream.api import NOT_JSON, StreamConfig
 from slipstream.api.snapshot.archive import CONSUMERS, END, STATE, ArchiveReader, Entry
 from slipstream.api.snapshot.s2 import S2Reader
 from slipstream.errors import ApiError, ErrorCode, StoreError
+from slipstream.server.engine.auth.permissions import Rules
+from slipstream.server.engine.auth.reply_targets import Targets
 from slipstream.server.engine.journal import Journal, Source
 from slipstream.server.engine.ports import StreamLog, expires_at
 from slipstream.server.engine.services import Services
@@ -51,9 +53,14 @@ class SnapshotReader:
     def __init__(
         self, catalog: RestoreCatalog, config: StreamConfig, response: Source,
         encode: Callable[[dict[str, Any]], bytes], *, subject: str, ended: Callable[[str, int], None], now: int,
+        rules: Rules | None = None,
     ) -> None:  # fmt: skip
-        """`response` and `encode` make the last response; `ended` is called with the error (or "") and the size."""
+        """`response` and `encode` make the last response; `ended` is called with the error (or "") and the size.
+
+        `rules` are those of the user who restores, if there are any.
+        """
         self.config = config
+        self._rules = rules
         self._catalog, self._response, self._encode = catalog, response, encode
         self._subject, self._ended = subject, ended
         self._frames, self._archive = S2Reader(), ArchiveReader()
@@ -116,11 +123,17 @@ class SnapshotReader:
         elif len(self._consumers) < self._state.consumer_count:
             if not entry.name.startswith(CONSUMERS) or entry.seq or len(entry.payload) > MAX_STATE:
                 raise ValueError(f"expected consumer, found {entry.name!r}")
+            self._check_targets(Targets.of_consumer, entry.payload)
             self._consumers.append((entry.name.removeprefix(CONSUMERS), entry.payload))
         elif entry == END:
             self._complete = True
         else:
             self._append(entry, now)
+
+    def _check_targets(self, targets_of: Callable[[bytes], Targets], data: bytes) -> None:
+        """Raise an ApiError if the server would publish where the user may not."""
+        if self._rules is not None:
+            targets_of(data).check(self._rules, self._catalog.router.is_served)
 
     def _begin(self, entry: Entry, now: int) -> None:
         if entry.name != STATE or len(entry.payload) > MAX_STATE:
@@ -144,6 +157,7 @@ class SnapshotReader:
         most = self.config.max_msg_size
         if 0 < most < len(entry.header) + len(entry.payload):
             raise ValueError(f"message sequence {entry.seq} exceeds maximum message size")
+        self._check_targets(Targets.of_message, entry.header)
         self._log.skip(entry.seq)
         if 0 < expires_at(entry.time, entry.header) <= now:
             self._log.skip(entry.seq + 1)  # expired already: its sequence stays a gap

@@ -59,16 +59,19 @@ def is_number(text: str) -> bool:
 
 
 def parse_publish_headers(header: bytes) -> PublishHeaders:
-    """Parse a header block."""
+    """Parse a header block. The first line of a name counts, also if it is empty."""
     if b"\r\nNats-" not in header:
         return NO_HEADERS
     found: dict[str, object] = {}
+    empty: set[str] = set()
     for line in header.decode(errors="replace").split("\r\n")[1:]:
         name, _, value = line.partition(":")
         value = value.strip()
         if not value:
+            empty.add(name)
+        elif name in empty:
             continue
-        if name in _TEXTS:
+        elif name in _TEXTS:
             found.setdefault(_TEXTS[name], value.lower() if name == names.ROLLUP else value)
         elif name in _NUMBERS:
             # An invalid number cannot be the right one: it is rejected as a wrong sequence, as on nats-server.

@@ -10,7 +10,7 @@ import fcntl
 import os
 import stat
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import starmap
 from pathlib import Path
@@ -30,9 +30,13 @@ if TYPE_CHECKING:
 # Kinds of keys in the control table; each is followed by the stream's id and, for some, a number.
 META, STREAM, STATE, SEGMENT, INDEXED, JOURNAL, RETIRED, KEPT = b"m", b"s", b"t", b"g", b"x", b"j", b"d", b"k"
 STAMP = b"z"  # of the last commit
+# Copies of the records without which a stream has no name are kept in the table of indexes, before those of all streams
+# (their ids begin with 1): in another page, which is hardly ever written, and so early in the file.
+COPY = bytes(4)
 
 _MASK = (1 << 64) - 1
 
+MADE = "store.made"  # an empty file: a store was made in this directory
 MAX_REPORTED = 10_000
 FULL = 1024 * 1024  # bytes left on a disk that counts as full
 MAX_PINS = 128  # snapshots of earlier moments that are read at the same time
@@ -110,6 +114,26 @@ class _Forked:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise StoreError(f"the store was opened by process {self._pid}; its forked child cannot use it")
+
+
+class _Interrupted:
+    """Replaces a snapshot whose transaction LMDB has ended, until there is another of the same moment."""
+
+    def __init__(self, revive: Callable[[_Interrupted], lmdb.Transaction[bytes] | None], number: int) -> None:
+        self._revive = revive
+        self._number = number
+
+    def id(self) -> int:
+        return self._number
+
+    def abort(self) -> None:
+        """It holds nothing."""
+
+    def __getattr__(self, name: str) -> object:
+        found = self._revive(self)
+        if found is None:
+            raise StoreError("a damaged page ended the reads of that moment; read again")
+        return getattr(found, name)
 
 
 class Pin:
@@ -200,6 +224,7 @@ class Environment:
             self.subjects = self.handle.open_db(b"subjects", made)  # stream id, subject -> row
             self.control = self.handle.open_db(b"control", made)
             self.expiries = self.handle.open_db(b"expiries", made)  # stream id, moment, sequence -> nothing
+        self._mark_made()
         for directory in (self.path, self.path.parent):  # LMDB syncs its file, not the file's name
             fd = os.open(directory, os.O_RDONLY)
             try:
@@ -215,8 +240,10 @@ class Environment:
         self.tally = Tally()  # with the transaction under way
         self.committed_tally = Tally()
         self.corrupt_records = 0
+        self.named_records = 0  # those of them that are listed below, or were until they were removed
         self.losses: dict[tuple[str, int, int], int] = {}  # stream, first and last sequence -> messages missing there
         self.damaged: dict[tuple[str, int], None] = {}  # messages that did not match their checksums
+        self.faults: dict[str, None] = {}  # what the scrubber found beside messages, in words
         self._open_for_use = True
 
     def _check_pages(self) -> list[Damage]:
@@ -224,12 +251,12 @@ class Environment:
         path = self.path / "data.mdb"
         try:
             if not path.stat().st_size:
-                return []
+                return self._check_new("is empty")
             with PageFile(path) as file:
                 is_small = file.size <= MAX_CHECKED or (self.was_killed and file.size <= MAX_CHECKED_AFTER_CRASH)
                 found = file.check() if is_small or file.is_cut else file.damage
         except FileNotFoundError:
-            return []
+            return self._check_new("is not there")
         except OSError as exc:
             raise StoreError(f"{path} cannot be read: {exc}") from exc
         for damage in found:
@@ -237,6 +264,25 @@ class Environment:
                 more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
                 raise CorruptRecordError(damaged_store(self.path, f"{damage}{more}"))
         return found
+
+    def _check_new(self, what: str) -> list[Damage]:
+        """Without data: a new store, if none was ever made here."""
+        if (self.path / MADE).exists():
+            raise CorruptRecordError(
+                f"the store in {self.path} is lost: data.mdb {what}, and there was one. Put a copy of it in its place, "
+                f"or remove {self.path / MADE} to begin with an empty store"
+            )
+        return []
+
+    def _mark_made(self) -> None:
+        """From the first commit on, a directory without data is a store that was lost, and not a new one."""
+        if (self.path / MADE).exists():
+            return
+        try:
+            fd = os.open(self.path / MADE, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as exc:
+            raise StoreError(f"{self.path / MADE} cannot be made: {exc.strerror}") from exc
+        os.close(fd)
 
     def _take_lock(self) -> int:
         """Lock the directory for this process, in a file with its pid. A link in its place, which another user may have
@@ -291,18 +337,49 @@ class Environment:
     def report(self, stream: str, seq: int) -> None:
         """A message does not match its checksum."""
         self.corrupt_records += 1
+        self.named_records += 1
         if len(self.damaged) < MAX_REPORTED:
             self.damaged[stream, seq] = None
 
-    def unreadable(self, stream: str, seq: int, error: Exception) -> CorruptRecordError:
-        """LMDB cannot read a page that a message is on."""
+    def unreadable(self, stream: str, seq: int, error: Exception) -> StoreError:
+        """LMDB cannot read a page that a message is on; or another read could not, and this one was under way."""
+        self.revive()
+        if isinstance(error, lmdb.BadTxnError):
+            return StoreError("a damaged page ended the reads of that moment; read again")
         self.report(stream, seq)
         return CorruptMessageError(stream, seq, f"cannot be read: {error}")
+
+    def revive(self) -> None:
+        """LMDB ends a transaction that meets a page it cannot read: others must not be refused for that."""
+        dead = self.read
+        try:
+            dead.stat(self.control)
+        except lmdb.BadTxnError:
+            self._replace(dead, _Interrupted(self._revived, dead.id()))
+            self._revived(self.read)
+        except StoreError:  # it was replaced, and is awaited
+            return
+
+    def _revived(self, dead: lmdb.Transaction[bytes] | _Interrupted) -> lmdb.Transaction[bytes] | None:
+        """A transaction of the same moment. There is none if a group was committed that is not finished."""
+        fresh = self.handle.begin(db=self.messages)
+        if fresh.id() != dead.id():
+            fresh.abort()
+            return None
+        self._replace(dead, fresh)
+        return fresh
+
+    def _replace(self, old: object, new: lmdb.Transaction[bytes] | _Interrupted) -> None:
+        holders: tuple[Environment | Pin, ...] = (self, *self._pins.values())
+        for holder in holders:
+            if holder.read is old:
+                holder.read = new  # type: ignore[assignment]
 
     def report_loss(self, stream: str, low: int, high: int, count: int) -> None:
         """Messages that must exist between two sequences do not."""
         if self.losses.get((stream, low, high)) != count:
             self.corrupt_records += 1
+            self.named_records += 1
             if len(self.losses) < MAX_REPORTED:
                 self.losses[stream, low, high] = count
 
@@ -310,6 +387,21 @@ class Environment:
         """What was missing between two sequences is not part of the stream any more."""
         for key in [key for key in self.losses if key[0] == stream and low <= key[1] and key[2] <= high]:
             del self.losses[key]
+
+    def forget_removed(self, stream: str, first: int, keys: Iterable[bytes]) -> None:
+        """Messages were removed: those before `first`, and single ones by their keys."""
+        for key in keys:
+            self.damaged.pop((stream, int.from_bytes(key[4:], "big")), None)
+        for at in [at for at in self.damaged if at[0] == stream and at[1] < first]:
+            del self.damaged[at]
+        self.forget_loss(stream, 0, first - 1)
+
+    def forget_stream(self, stream: str) -> None:
+        """Nothing of what was stored of a stream is part of it any more."""
+        for key in [key for key in self.damaged if key[0] == stream]:
+            del self.damaged[key]
+        for place in [place for place in self.losses if place[0] == stream]:
+            del self.losses[place]
 
     # Control records, rows and expiries: every change of these tables is counted.
 
@@ -323,6 +415,16 @@ class Environment:
         if old is not None:
             self.tally.control -= weight(key, old)
             self.write.delete(key, db=self.control)
+
+    def put_copy(self, key: bytes, body: bytes) -> None:
+        """Keep a second copy of a control record, for salvage."""
+        self.write.put(COPY + key, seal(COPY + key, body), db=self.index)
+
+    def delete_copy(self, key: bytes) -> None:
+        self.write.delete(COPY + key, db=self.index)
+
+    def has_copy(self, key: bytes) -> bool:
+        return self.read.get(COPY + key, db=self.index) is not None
 
     def put_moment(self, key: bytes) -> None:
         if self.write.put(key, b"", db=self.expiries, overwrite=False):

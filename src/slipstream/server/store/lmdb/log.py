@@ -357,7 +357,7 @@ class LmdbLog(LogReader):
         segment.count -= 1
         segment.bytes -= min(stored.size, segment.bytes)
         block = seq % self._base.size // self._block
-        segment.sums[block] -= share(seq, value)
+        segment.subtract(block, seq, value)
         if not stored.sound:
             self._settle_block(self._writer(), seq // self._block)
 
@@ -474,12 +474,13 @@ class LmdbLog(LogReader):
         segment.sums[block - number * self._base.per_segment] -= count * COUNTED
         self._settle_block(view, block)
 
-    def _settle_block(self, view: View, block: int) -> None:
-        """The messages of a block that lacked some are as many as they should be: take their sum as it is."""
+    def _settle_block(self, view: View, block: int, low: int = 0) -> None:
+        """The messages of a block that lacked some (from `low` on) are as many as they should be: take their sum as it
+        is."""
         number = block // self._base.per_segment
         delta = self.touch()
         segment = self._own_segment(delta, number)
-        at, found = block - number * self._base.per_segment, self._found_in(view, block)
+        at, found = block - number * self._base.per_segment, self._found_in(view, block, low)
         if segment.sums[at] // COUNTED == found // COUNTED:
             segment.sums[at] = found
             delta.settled.add(block)
@@ -605,9 +606,13 @@ class LmdbLog(LogReader):
         at = below % size // self._block
         gone = sum(segment.sums[:at]) // COUNTED
         segment.sums[:at] = [0] * at
+        is_sound = True
         for seq, value in view.items(max(low, below - below % self._block), below):
-            segment.sums[at] -= share(seq, value)
+            segment.subtract(at, seq, value)
+            is_sound = is_sound and inspect(_key(self._sid, seq), value).sound
             gone += 1
+        if not is_sound:
+            self._settle_block(view, below // self._block, below)
         segment.count -= gone
         segment.bytes -= gone_bytes
         self._messages -= count + gone
@@ -647,6 +652,9 @@ class LmdbLog(LogReader):
         """The sealed delta was committed."""
         if delta.fresh:
             self._base = Base(delta.sid, self._base.size, self.name)
+            self._env.forget_stream(self.name)
+        elif self._env.damaged or self._env.losses:
+            self._env.forget_removed(self.name, delta.state.first_seq, delta.deletes)
         self._base.merge(delta)
         for block in delta.settled:
             self._env.forget_loss(self.name, block * self._block, (block + 1) * self._block - 1)
@@ -663,6 +671,7 @@ class LmdbLog(LogReader):
         self._write_view = None
 
     def finish_deleted(self) -> None:
+        self._env.forget_stream(self.name)
         self._base = Base(0, self._base.size)
         self.sealed = self.open = None
         self._write_view = None

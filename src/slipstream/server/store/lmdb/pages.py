@@ -70,15 +70,24 @@ class Damage(NamedTuple):
         return f"page {self.page} of table {self.table!r} {self.what}" if self.table else self.what
 
 
+class Leaf(NamedTuple):
+    """The leaf of a table that a key belongs to."""
+
+    entries: list[tuple[bytes, bytes]]  # none, if it cannot be read
+    high: bytes | None  # where the next leaf begins; None: it is the last one
+    size: int  # bytes that were read
+
+
 class _BadPageError(Exception):
     """What is wrong with a page."""
 
 
 class PageFile:
-    """The file of an environment that no process writes to."""
+    """The file of an environment that no process writes to (or, with `turn_to`, one that this process writes to)."""
 
-    def __init__(self, path: str | os.PathLike[str], *, lenient: bool = False) -> None:
-        """`lenient`: a page that is found in another place is read there (and reported)."""
+    def __init__(self, path: str | os.PathLike[str], *, lenient: bool = False, walks: bool = True) -> None:
+        """`lenient`: a page that is found in another place is read there (and reported). Without `walks`, only single
+        leaves are read."""
         self._lenient = lenient
         self._moved: dict[int, list[int]] | None = None
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -87,10 +96,91 @@ class PageFile:
         self.meta = self._read_meta()
         self.page_size = self.meta.page_size if self.meta is not None else 4096
         self.pages = self.size // self.page_size
-        self._seen = bytearray(self.pages + 1)  # pages of trees that were walked
+        self._seen = bytearray(self.pages + 1 if walks else 0)  # pages of trees that were walked
 
     def close(self) -> None:
         os.close(self._fd)
+
+    # One leaf at a time, of a file that a process writes to.
+
+    def turn_to(self, transaction: int) -> bool:
+        """Read the file as of a transaction whose pages stay as they are: a reader of it is open in LMDB. False if its
+        meta page is not found; why is in `damage` then, which holds nothing older."""
+        self.damage = []
+        self.size = os.fstat(self._fd).st_size
+        for number in (0, 1):
+            try:
+                meta = _meta(os.pread(self._fd, 512, number * self.page_size), number)
+            except _BadPageError as exc:
+                self._report("", number, f"meta page {number} {exc}")
+                continue
+            if meta.transaction == transaction:
+                self.damage = []
+                self.meta, self.pages = meta, self.size // self.page_size
+                return True
+        return False
+
+    def leaf(self, table: str, key: bytes) -> Leaf:
+        """The leaf of a table that has a key, or would have it."""
+        if self.meta is None:
+            return Leaf([], None, 0)
+        found = self._descend(self.meta.main, "main", table.encode())
+        if found is None:
+            return Leaf([], None, self.page_size)
+        page, nodes, _, _, _ = found
+        for name, flags, begin, end in nodes:
+            if name == table.encode() and flags == _SUBTREE and end - begin == _TREE.size:
+                return self._leaf_of(_tree(page, begin), table, key)
+        return Leaf([], None, self.page_size)
+
+    def _leaf_of(self, tree: Tree, table: str, key: bytes) -> Leaf:
+        if tree.root == _NONE:
+            return Leaf([], None, 0)
+        found = self._descend(tree, table, key)
+        if found is None:
+            return Leaf([], self.damage[-1].high, self.page_size * tree.depth)
+        page, nodes, number, low, high = found
+        entries: list[tuple[bytes, bytes]] = []
+        size, before = self.page_size * tree.depth, None
+        for name, flags, begin, end in nodes:
+            if name < low or (high is not None and name >= high) or (before is not None and name <= before):
+                self._report(table, number, "has keys of another page, or out of order", low, high)
+                return Leaf([], high, size)
+            before = name
+            try:
+                if flags & _SUBTREE:
+                    raise _BadPageError("has a tree within a table")
+                value = self._value(page, flags, begin, end)
+            except (_BadPageError, OSError) as exc:
+                self._report(table, number, str(exc), name, name + b"\0")
+                continue
+            entries.append((name, value))
+            size += len(value) if flags & _BIG else 0
+        return Leaf(entries, high, size)
+
+    def _descend(
+        self, tree: Tree, table: str, key: bytes
+    ) -> tuple[bytes, list[tuple[bytes, int, int, int]], int, bytes, bytes | None] | None:
+        """The leaf that a key belongs to (content, nodes, number, bounds); None if a page on the way is damaged."""
+        number, low, what = tree.root, b"", "has no pages"
+        high: bytes | None = None
+        for depth in range(tree.depth, 0, -1):
+            try:
+                page = self._page(number, _BRANCH if depth > 1 else _LEAF)
+                if depth == 1:
+                    return page, self._leaf(page), number, low, high
+                children = self._branch(page)
+            except _BadPageError as exc:
+                what = str(exc)
+                break
+            at = 1
+            while at < len(children) and children[at][0] <= key:
+                at += 1
+            if at < len(children):
+                high = children[at][0]
+            number, low = children[at - 1][1], children[at - 1][0] if at > 1 else low
+        self._report(table, number, what, low, high)
+        return None
 
     def __enter__(self) -> PageFile:
         return self
@@ -302,16 +392,26 @@ class PageFile:
     def _check_free(self) -> None:
         """Pages in the free list must be free: LMDB writes new content there."""
         assert self.meta is not None
+        lists: list[tuple[int, list[int]]] = []  # checked when all pages of the list itself are known to be in use
+        before = 0
         try:
             for number, page, _, _ in self._leaves(self.meta.free, "free list"):
-                for _, flags, begin, end in self._leaf(page):
+                for key, flags, begin, end in self._leaf(page):
+                    freed = int.from_bytes(key, "little")
+                    if len(key) != 8 or not before < freed <= self.meta.transaction:
+                        raise _BadPageError(f"has pages of transaction {freed} behind those of {before}")
+                    before = freed
                     if flags & _BIG:
                         self._take(*self._overflow(page, begin, -end))
                     value = self._value(page, flags, begin, end)
                     numbers = memoryview(value[: len(value) & ~7]).cast("Q")
                     if not len(numbers) or numbers[0] > len(numbers) - 1:
                         raise _BadPageError("has a list that is too short")
-                    self._check_numbers(number, numbers[1 : numbers[0] + 1].tolist())
+                    lists.append((number, numbers[1 : numbers[0] + 1].tolist()))
+            for number, listed in lists:
+                self._check_numbers(number, listed)
+            if len(lists) != self.meta.free.entries and not any(each.table == "free list" for each in self.damage):
+                raise _BadPageError(f"has {len(lists)} entries and should have {self.meta.free.entries}")
         except _BadPageError as exc:
             self._report("free list", self.meta.free.root, str(exc))
 
@@ -322,8 +422,10 @@ class PageFile:
         for number in numbers:
             if not 1 < number < before:
                 raise _BadPageError(f"lists pages out of order ({number} on page {page})")
-            if number < pages and seen[number]:
-                raise _BadPageError(f"lists page {number}, which is in use")
+            if number < pages:
+                if seen[number]:
+                    raise _BadPageError(f"lists page {number}, which is in use or listed twice")
+                seen[number] = 1
             before = number
 
     def free_pages(self) -> set[int] | None:

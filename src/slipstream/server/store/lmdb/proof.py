@@ -5,9 +5,9 @@ was, nor that one which is found was not removed since: a page that was lost, or
 brings them back, each with a checksum that fits. So the record of a segment has the sums of its blocks (`segments.py`),
 and they are compared where it matters:
 
-- A block without holes proves itself: each of its sequences must be found.
-- In a block with holes nothing is served, and no hole taken for one, before its messages add up to its sum. They are
-  read once; after that every change goes through this process.
+- Nothing of a block is served, and no hole taken for one, before its messages add up to its sum. Their checksums are
+  read once; after that every change goes through this process. (A block without holes would show that none is missing,
+  but not that all are its own: a page of a copy of the store that went on alone has the same sequences.)
 - Messages that a filter finds by the index are as complete as the index: it has a sum too, compared before the first
   use. An index that does not fit is made again from the messages.
 
@@ -19,10 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import lmdb
+
 from slipstream.server.store.lmdb.env import Environment
 from slipstream.server.store.lmdb.records import (
     MESSAGE_KEY,
     CorruptMessageError,
+    is_sound,
     subject_key,
     subject_of,
     unpack_row,
@@ -50,8 +53,39 @@ def sum_block(env: Environment, base: Base, low: int, high: int) -> int:
                 if sid != base.sid or not before < seq < high:  # the end, or a key that does not belong here
                     break
                 before = seq
-                total += share(seq, value)
+                if is_found(env, bytes(key)):
+                    total += share(seq, value)
     return total
+
+
+def sum_full_block(env: Environment, base: Base, low: int, high: int) -> int:
+    """The same of a block without holes, by looking up each message: a page that LMDB cannot read is an error for a
+    lookup, and may end the process of a scan."""
+    total, messages = 0, env.messages
+    raw = env.handle.begin(db=messages, buffers=True)
+    try:
+        is_same = raw.id() == env.read.id()  # it copies no values; but another group may be committed and not finished
+        for seq in range(low, high):
+            try:
+                value = (raw if is_same else env.read).get(_key(base.sid, seq), db=messages)
+            except lmdb.Error:
+                if not is_same:
+                    raise
+                raw.abort()  # it reads nothing more
+                raw = env.handle.begin(db=messages, buffers=True)
+                is_same = raw.id() == env.read.id()
+                continue
+            if value is not None:
+                total += share(seq, value)  # type: ignore[arg-type] # of a memoryview: its last four bytes
+    finally:
+        raw.abort()
+    return total
+
+
+def is_found(env: Environment, key: bytes) -> bool:
+    """Whether a message that a scan came to is found by its key, too. If a key of a branch is damaged, it may not be:
+    such damage is known since the start."""
+    return not env.found or env.read.get(key) is not None
 
 
 def sums_of(env: Environment, base: Base, number: int, first: int) -> list[int]:
@@ -73,6 +107,19 @@ def sum_of_index(env: Environment, prefix: bytes) -> int:
     return total
 
 
+def _are_all_sound(env: Environment, base: Base, low: int, high: int) -> bool:
+    """Whether all messages from `low` to before `high` match their checksums: then those that do not add up are of
+    another store, or of another time."""
+    with env.raw_cursor(env.read) as cursor:
+        if cursor.set_range(_key(base.sid, low)):
+            for key, value in cursor.iternext():
+                if bytes(key) >= _key(base.sid, high):
+                    break
+                if not is_sound(key, value):
+                    return False
+    return True
+
+
 def bounds(base: Base, block: int) -> tuple[int, int]:
     """Where the living part of a block begins, and where it ends (not included)."""
     state = base.state
@@ -87,16 +134,15 @@ def is_full(base: Base, block: int) -> bool:
 
 def prove(env: Environment, base: Base, block: int) -> None:
     """Before messages of a block are served for the first time."""
-    if is_full(base, block):
-        base.proved.add(block)
-    elif block not in base.lost:
+    if block not in base.lost:
         count(env, base, block)
 
 
 def count(env: Environment, base: Base, block: int) -> None:
     """Compare the messages of a block with its sum."""
     low, high = bounds(base, block)
-    settle(env, base, block, sum_block(env, base, low, high) if low < high else 0)
+    adding = sum_full_block if is_full(base, block) else sum_block
+    settle(env, base, block, adding(env, base, low, high) if low < high else 0)
 
 
 def settle(env: Environment, base: Base, block: int, found: int) -> bool:
@@ -107,10 +153,15 @@ def settle(env: Environment, base: Base, block: int, found: int) -> bool:
         base.proved.add(block)
         base.counted.add(block)
         base.lost.pop(block, None)
+        base.foreign.discard(block)
         return False
     base.proved.discard(block)
     base.counted.discard(block)
     base.lost[block] = missing = max(0, wanted // COUNTED - found // COUNTED)
+    if is_full(base, block) and not missing:
+        if not _are_all_sound(env, base, low, high):
+            return True  # none is missing, and those that are damaged are reported when they are read
+        base.foreign.add(block)
     env.report_loss(base.name, low, high - 1, missing)
     return True
 
@@ -136,7 +187,7 @@ def is_certain(env: Environment, base: Base, block: int, seq: int, value: bytes)
     """Whether a message of a block that does not add up is alive: all of the block are, or it is the only one of its
     subject that is."""
     if is_full(base, block):
-        return True
+        return block not in base.foreign
     subject = subject_of(value)
     row = base.row(subject)
     if row is None:

@@ -235,6 +235,7 @@ class LogReader:
             raise
         except (lmdb.Error, StructError) as exc:
             if found:
+                self._env.revive()
                 return found, at + 1
             raise self._env.unreadable(self.name, seq, exc) from exc
         return found, self._base.state.last_seq + 1
@@ -279,6 +280,7 @@ class LogReader:
         except (lmdb.Error, StructError) as exc:
             if not found:
                 raise env.unreadable(self.name, seq, exc) from exc
+            env.revive()
         return found
 
     def _step(self, sid: int, seq: int, at: int) -> int:

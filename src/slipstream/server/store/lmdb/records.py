@@ -160,13 +160,16 @@ def pack_row(prefix: bytes, subject: str, row: Row) -> tuple[bytes, bytes]:
 
 
 def unpack_row(key: bytes, value: bytes) -> tuple[str, Row] | None:
-    """Subject and content of a row; None if it is damaged."""
+    """Subject and content of a row; None if it is damaged, or no row: a sound record of a page of another table."""
     if crc32(value, crc32(key)) != RESIDUE:
         return None
-    if len(value) == 28:
-        return key[4:].decode(), ROW.unpack_from(value)
-    subject, body = _full_name(key[4:], value[:-4])
-    return subject, ROW.unpack(body)
+    try:
+        if len(value) == 28:
+            return key[4:].decode(), ROW.unpack_from(value)
+        subject, body = _full_name(key[4:], value[:-4])
+        return subject, ROW.unpack(body)
+    except (ValueError, StructError):
+        return None
 
 
 def pack_entry(prefix: bytes, subject: str, offsets: list[int]) -> tuple[bytes, bytes]:
@@ -177,10 +180,13 @@ def pack_entry(prefix: bytes, subject: str, offsets: list[int]) -> tuple[bytes, 
 
 
 def unpack_entry(key: bytes, value: bytes) -> tuple[str, tuple[int, ...]] | None:
-    """Subject and offsets of an index entry; None if it is damaged."""
+    """Subject and offsets of an index entry; None if it is damaged, or of another table."""
     if crc32(value, crc32(key)) != RESIDUE:
         return None
-    subject, body = _full_name(key[12:], value[:-4])
+    try:
+        subject, body = _full_name(key[12:], value[:-4])
+    except ValueError:
+        return None
     return subject, unpack_from(f"<{len(body) // 2}H", body)
 
 

@@ -19,11 +19,13 @@ from contextlib import ExitStack
 from heapq import merge
 from itertools import chain
 from pathlib import Path
+from struct import error as StructError  # noqa: N812 - the module calls it `error`
 from typing import NamedTuple
 
 from slipstream.errors import StoreError, UsageError
 from slipstream.server.engine.ports import LogState, StreamLog
 from slipstream.server.store.lmdb.env import (
+    COPY,
     INDEXED,
     JOURNAL,
     KEPT,
@@ -45,6 +47,7 @@ from slipstream.server.store.lmdb.records import (
     decode,
     inspect,
     is_sound,
+    seal,
     subject_of,
     unpack_journal,
     unpack_row,
@@ -61,6 +64,7 @@ from slipstream.server.store.lmdb.store import META_RECORD, LmdbStore
 
 _MASK = (1 << 64) - 1
 _GROUP = 1000
+_CONTROL_KEYS = {META: 1, STAMP: 1, STREAM: 5, STATE: 5, RETIRED: 5, SEGMENT: 13, INDEXED: 13, JOURNAL: 13}
 
 
 class Loss(NamedTuple):
@@ -91,12 +95,13 @@ class Stream(NamedTuple):
 class Block:
     """What was found of a block of messages."""
 
-    __slots__ = ("damaged", "found", "maybe", "total")
+    __slots__ = ("damaged", "found", "freed", "maybe", "total")
 
     def __init__(self) -> None:
         self.found = 0  # sum of the sound messages
         self.total = 0  # the same with those that fail their checksums
         self.damaged: list[int] = []
+        self.freed: list[tuple[int, int]] = []  # sequences and shares of those on pages that may be free
         self.maybe: list[tuple[int, str]] = []  # sequences and subjects, while it is not known that they are all
 
 
@@ -106,6 +111,31 @@ def _is_message(key: bytes, value: bytes) -> bool:
         return False
     stored = inspect(key, value)
     return stored.sound and bool(stored.subject)
+
+
+def _is_control(key: bytes, body: bytes) -> bool:
+    """Whether a sound record has the form of its kind: an older page may be of another table."""
+    kind, length = key[:1], _CONTROL_KEYS.get(key[:1], 0)
+    try:
+        if kind == KEPT:
+            return len(key) > 5 and bool(key[5:].decode())
+        if len(key) != length:
+            return False
+        if kind == META:
+            return bool(META_RECORD.unpack(body)[1])
+        if kind == STREAM:
+            return bool(unpack_stream(body)[0])
+        if kind == STATE:
+            return bool(unpack_state(body))
+        if kind == SEGMENT:
+            return len(unpack_segment(body).sums) > 0
+        if kind == JOURNAL:
+            return bool(list(unpack_journal(body)))
+        if kind == INDEXED:
+            return bool(INDEXED_RECORD.unpack(body))
+        return kind == RETIRED or (key == STAMP and bool(STAMP_RECORD.unpack(body)))
+    except (ValueError, StructError):
+        return False
 
 
 class Survey:
@@ -118,6 +148,7 @@ class Survey:
         self.streams: dict[int, Stream] = {}
         self._skipped: dict[int, set[int]] = {}  # by stream id: sequences that are not copied
         self._strays: dict[tuple[int, int], tuple[bytes, bytes]] = {}  # messages on pages that no tree leads to
+        self._freed: set[tuple[int, int]] = set()  # those of them on pages that may be free: they may have been removed
         with ExitStack() as stack:
             stack.enter_context(unused(self.path))
             try:
@@ -149,9 +180,17 @@ class Survey:
         self._damage: list[Damage] = list(self._file.damage)
         self._is_broken = any(damage.table != "free list" for damage in self._damage)
         if self._is_broken:
+            has_free_list = self._file.free_pages() is not None
             for key, value in self._file.strays():
                 if _is_message(key, value):
                     self._strays[MESSAGE_KEY.unpack(key)] = key, value
+            # Without the free list it is not known which pages are in use. If the file was cut off, free pages may have
+            # what was moved behind its end.
+            if self._file.is_cut or not has_free_list:
+                for key, value in self._file.strays(is_any=True):
+                    if _is_message(key, value) and MESSAGE_KEY.unpack(key) not in self._strays:
+                        self._strays[MESSAGE_KEY.unpack(key)] = key, value
+                        self._freed.add(MESSAGE_KEY.unpack(key))
 
     # Control records.
 
@@ -163,11 +202,15 @@ class Survey:
             if key != STAMP:
                 total += weight(key, value)
             if is_sound(key, value):
-                found[key] = value
+                if _is_control(key, value[:-4]):
+                    found[key] = value
+                else:
+                    self._complain("a record of another table was found among the control records")
             else:
                 self._complain(f"a control record ({key[:1].decode(errors='replace')!r}) does not match its checksum")
         self._check_stamp(found, total)
         if self._is_broken or META not in found:
+            self._add_copies(found)
             self._add_older(found)
         if META not in found:
             raise StoreError(f"the store in {self.path} cannot be read: its own record is lost")
@@ -206,12 +249,23 @@ class Survey:
     def _sum(self, table: str) -> int:
         return sum(weight(key, value) for key, value in self._file.entries(table))
 
+    def _add_copies(self, found: dict[bytes, bytes]) -> None:
+        """Names and configurations that are lost, from the copies that are kept in the table of indexes."""
+        copies = list(self._file.entries("index"))
+        if not any(key.startswith(COPY) for key, _ in copies):
+            copies = list(self._file.strays(is_any=True))
+        for key, value in copies:
+            is_copy = key.startswith(COPY) and is_sound(key, value) and key[4:] not in found
+            is_copy = is_copy and _is_control(key[4:], value[:-4])
+            if is_copy and (key[4:] == META or RETIRED + key[5:9] not in found):
+                found[key[4:]] = seal(key[4:], value[:-4])
+
     def _add_older(self, found: dict[bytes, bytes]) -> None:
         """Records of streams that are lost, as they were at some earlier time; of states the latest."""
         older: dict[bytes, bytes] = {}
         for key, value in self._file.strays(is_any=True):
             known = key == META or (key[:1] in (STREAM, STATE) and len(key) == 5) or (key[:1] == KEPT and len(key) > 5)
-            if not known or key in found or not is_sound(key, value):
+            if not known or key in found or not is_sound(key, value) or not _is_control(key, value[:-4]):
                 continue
             if key[:1] == STATE and key in older:
                 newer = unpack_state(value[:-4])[0].last_seq >= unpack_state(older[key][:-4])[0].last_seq
@@ -242,6 +296,8 @@ class Survey:
         segments = {
             int.from_bytes(k[5:], "big"): unpack_segment(v[:-4]) for k, v in found.items() if k.startswith(prefix)
         }
+        per = self.segment // self.block
+        segments = {number: segment for number, segment in segments.items() if len(segment.sums) == per}
         if sum(segment.count for segment in segments.values()) != state.messages:
             self._complain(f"the records of stream {name!r} do not fit its state")
         records = {k[5:].decode(): v[:-4] for k, v in found.items() if k.startswith(kept)}
@@ -290,6 +346,8 @@ class Survey:
             if _is_message(key, value):
                 block.found += share(seq, value)
                 block.maybe.append((seq, subject_of(value)))
+                if (sid, seq) in self._freed and (sid, seq) in self._strays:
+                    block.freed.append((seq, share(seq, value)))
             else:
                 block.damaged.append(seq)
         for sid, number in self._nameless.items():
@@ -306,29 +364,49 @@ class Survey:
             if total
         }
         doubtful: list[int] = []
+        unproved: list[int] = []
         for number in sorted({*wanted, *blocks}):
             block, total = blocks.get(number) or Block(), wanted.get(number, 0)
             if block.found == total:
                 continue
             low = max(number * self.block, stream.state.first_seq)
             high = min((number + 1) * self.block, stream.state.last_seq + 1) - 1
+            known = stream.segments.get(number // per) is not None
+            is_full = total // COUNTED == high - low + 1
+            if block.freed and known and not is_full:
+                self._drop_freed(stream, block)
+                if block.found == total:
+                    continue
             for seq in block.damaged:
                 self.losses.append(Loss(stream.name, seq, seq, 1))
-            known = stream.segments.get(number // per) is not None
-            if total // COUNTED == high - low + 1 or block.total == total or not known:
+            if is_full and not block.damaged and block.found // COUNTED == total // COUNTED:
+                doubtful.append(number)  # all are there and sound, and some are not those that were written
+                continue
+            if is_full or block.total == total or not known:
                 pass  # all that were found are alive: it has no holes, or every message of it was found
-            elif not self._is_unreadable(stream.sid, low, high):
-                doubtful.append(number)
+            elif not self._is_unreadable(stream.sid, low, high) or block.total // COUNTED > total // COUNTED:
+                doubtful.append(number)  # more than there should be: removed ones are among them
                 continue
             missing = total // COUNTED - block.total // COUNTED
             if missing > 0:
                 self._lost(stream, block, low, high, missing)
             elif not known and block.maybe:
-                self._complain(
-                    f"stream {stream.name!r}: messages {low} to {high} are copied without proof that none was removed"
-                )
+                unproved += (block.maybe[0][0], block.maybe[-1][0])
+        if unproved:
+            self._complain(
+                f"stream {stream.name!r}: messages between {min(unproved)} and {max(unproved)} are copied "
+                f"without proof that none was removed"
+            )
         if doubtful:
             self._judge_doubtful(stream, {number: blocks.get(number) or Block() for number in doubtful}, wanted)
+
+    def _drop_freed(self, stream: Stream, block: Block) -> None:
+        """Messages of a block with holes that are on free pages may have been removed: leave them out."""
+        dropped = {seq for seq, _ in block.freed}
+        self._skipped.setdefault(stream.sid, set()).update(dropped)
+        amount = sum(amount for _, amount in block.freed)
+        block.found, block.total, block.freed = block.found - amount, block.total - amount, []
+        block.maybe = [item for item in block.maybe if item[0] not in dropped]
 
     def _lost(self, stream: Stream, block: Block, low: int, high: int, count: int) -> None:
         there = {seq for seq, _ in block.maybe} | set(block.damaged)

@@ -71,6 +71,12 @@ class Segment:
         self.bytes = size
         self.sums = list(sums)
 
+    def subtract(self, block: int, seq: int, value: bytes) -> None:
+        """Take a message out of the sum of its block. One that is damaged may claim more than all of them add up to."""
+        count, checksums = divmod(self.sums[block], COUNTED)
+        left = checksums + COUNTED - share(seq, value)
+        self.sums[block] = max(count - 1, 0) * COUNTED + max(left, 0)
+
 
 class Delta:
     """What a group changes in one log: rows and segments in full, messages to write and to remove."""
@@ -155,6 +161,7 @@ class Base:
         self.proved: set[int] = set()
         self.counted: set[int] = set()
         self.lost: dict[int, int] = {}
+        self.foreign: set[int] = set()  # those of them that have no holes, and sound messages that are not theirs
         self.poison: dict[int, list[int]] = {}  # by segment: sequences of blocks in the tail that lack messages
         self.tail: Tail | None = {}  # None: to be read from the disk when it is wanted
         self.unindexed: set[int] = set()  # segments with messages and no index
@@ -172,7 +179,7 @@ class Base:
         copy.tail = None if self.tail is None else {number: dict(part) for number, part in self.tail.items()}
         copy.unindexed = set(self.unindexed)
         copy.index_sums, copy.poison, copy.lost = dict(self.index_sums), dict(self.poison), dict(self.lost)
-        copy.proved, copy.counted = set(self.proved), set(self.counted)
+        copy.proved, copy.counted, copy.foreign = set(self.proved), set(self.counted), set(self.foreign)
         return copy
 
     def new_segment(self) -> Segment:
@@ -205,6 +212,7 @@ class Base:
             self._extend_tail(self.tail, delta)
         for block in delta.settled:
             self.lost.pop(block, None)
+            self.foreign.discard(block)
             self.proved.discard(block)
             self.counted.discard(block)
             number = block // self.per_segment

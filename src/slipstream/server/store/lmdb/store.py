@@ -83,6 +83,7 @@ from slipstream.server.store.lmdb.records import (
     unpack_state,
     unpack_stream,
 )
+from slipstream.server.store.lmdb.scrub import Scrubber
 from slipstream.server.store.lmdb.segments import Base, Delta, Segment, Tuning
 
 _FORMAT = 2
@@ -108,6 +109,7 @@ class LmdbStore:
             raise UsageError(f"tuning.segment must be from 1 to 65536 sequences, got {self.tuning.segment}")
         self._env = Environment(path, map_size=map_size, step=max(1, self.tuning.slice // 4))
         self._context = WriteContext(self.tuning)
+        self._scrubber = Scrubber(self._env, lambda: [log.base for log in self._committed.values()])
         self._sealed: LmdbGroup | None = None
         self._streams: dict[str, LmdbLog] = {}
         self._committed: dict[str, LmdbLog] = {}
@@ -180,11 +182,22 @@ class LmdbStore:
         """How often a record did not match its checksum since the store was opened."""
         return self._env.corrupt_records
 
+    @property
+    def named_records(self) -> int:
+        return self._env.named_records
+
     def damaged(self) -> list[tuple[str, int]]:
         return list(self._env.damaged)
 
     def losses(self) -> list[tuple[str, int, int, int]]:
         return [(*place, count) for place, count in self._env.losses.items()]
+
+    def faults(self) -> list[str]:
+        return list(self._env.faults)
+
+    @property
+    def scrubber(self) -> Scrubber:
+        return self._scrubber
 
     @property
     def sweeping(self) -> bool:
@@ -318,6 +331,7 @@ class LmdbStore:
 
     def close(self) -> None:
         """Close the files. Groups that are not committed are lost."""
+        self._scrubber.close()
         if self._env.transaction is not None:
             self.abandon()
         if self._abandoned is not None and get_ident() == self._owner:
@@ -351,6 +365,7 @@ class LmdbStore:
         for sid in group.retired:
             for kind in (STREAM, STATE):
                 env.delete_control(control_key(kind, sid))
+            env.delete_copy(control_key(STREAM, sid))
             key = control_key(RETIRED, sid)
             env.put_control(key, seal(key, b""))
         if self._context.next_sid != self._stored_sid or self._nudge:
@@ -414,6 +429,7 @@ class LmdbStore:
         if delta.config is not None:
             key = control_key(STREAM, delta.sid)
             put(key, seal(key, pack_stream(log.name, delta.config)))
+            env.put_copy(key, pack_stream(log.name, delta.config))
         for name, value in delta.kept.items():
             key = control_key(KEPT, delta.sid) + name.encode()
             if value is None:
@@ -423,7 +439,10 @@ class LmdbStore:
 
     def _write_meta(self) -> None:
         following = self._context.next_sid  # the loop may take another id: then it is written again
-        self._env.put_control(META, seal(META, META_RECORD.pack(_FORMAT, self._segment, following)))
+        record = META_RECORD.pack(_FORMAT, self._segment, following)
+        self._env.put_control(META, seal(META, record))
+        if not self._env.has_copy(META):
+            self._env.put_copy(META, record)
         self._stored_sid = following
 
     # Jobs.
@@ -507,6 +526,8 @@ class LmdbStore:
                 for key, value in self._control(control_key(KEPT, sid))
             }
             self._streams[name] = LmdbLog(self._context, env, name, config, self._load_base(name, sid), kept)
+        if not env.has_copy(META):
+            self._write_copies()
         self._retired.update(int.from_bytes(key[1:], "big") for key, _ in self._control(RETIRED))
         self._committed = dict(self._streams)
         self._plan()
@@ -518,6 +539,15 @@ class LmdbStore:
         env.write.commit()
         env.transaction, env.committed_tally = None, env.tally
         env.renew()
+
+    def _write_copies(self) -> None:
+        """Of a store that was made before there were copies."""
+        env = self._env
+        env.begin()
+        self._write_meta()
+        for log in self._streams.values():
+            env.put_copy(control_key(STREAM, log.base.sid), pack_stream(log.name, log.config))
+        self._commit_at_once()
 
     def _upgrade(self) -> None:
         """Add the sums that format 2 has: of blocks, of the index of segments, of tables."""

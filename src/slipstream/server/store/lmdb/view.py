@@ -19,6 +19,7 @@ from slipstream.server.store.lmdb.proof import (
     check_index,
     check_poison,
     first_absent,
+    is_found,
     settle,
 )
 from slipstream.server.store.lmdb.records import (
@@ -63,7 +64,7 @@ def read_segment(env: Environment, base: Base, number: int) -> dict[str, list[in
                     break
                 before = seq
                 found.setdefault(subject_of(value), []).append(seq)
-                if seq >= base.state.first_seq:
+                if seq >= base.state.first_seq and is_found(env, key):
                     sums[seq % base.size // base.block] += share(seq, value)
     base.poison.pop(number, None)
     for at, total in enumerate(sums):
@@ -264,11 +265,11 @@ class View:
                 if not key.startswith(within):
                     return
                 name = key[4:]
-                if len(name) <= LONG and not fits(name.decode()):
+                if len(name) <= LONG and not fits(name.decode(errors="replace")):
                     continue
                 known = unpack_row(key, value)
                 if known is None and len(name) <= LONG:
-                    yield name, name.decode(), _recount(self.env, self.base, name.decode())
+                    yield name, (text := name.decode(errors="replace")), _recount(self.env, self.base, text)
                 elif known is not None and fits(known[0]):
                     yield name, *known
 
@@ -291,11 +292,11 @@ class View:
                 if not looked % LOOKED:
                     yield None
                 name = key[4:]
-                if len(name) <= LONG and not fits(name.decode()):
+                if len(name) <= LONG and not fits(name.decode(errors="replace")):
                     continue
                 known = unpack_row(key, value)
                 if known is None and len(name) <= LONG:
-                    known = name.decode(), _recount(self.env, self.base, name.decode())
+                    known = (text := name.decode(errors="replace")), _recount(self.env, self.base, text)
                     if known[1][0]:
                         yield known
                 elif known is not None and known[1][0] and known[0] not in dirty and fits(known[0]):
@@ -360,7 +361,7 @@ class View:
             for key, value in cursor.iternext():
                 if not key.startswith(prefix):
                     return
-                if len(key) <= LONG + 12 and not fits(key[12:].decode()):
+                if len(key) <= LONG + 12 and not fits(key[12:].decode(errors="replace")):
                     continue
                 known = unpack_entry(key, value)
                 if known is None:
@@ -393,7 +394,7 @@ class View:
                 looked += 1
                 if not looked % LOOKED:
                     yield None
-                if len(key) <= LONG + 12 and not fits(key[12:].decode()):
+                if len(key) <= LONG + 12 and not fits(key[12:].decode(errors="replace")):
                     continue
                 known = unpack_entry(key, value)
                 if known is None:

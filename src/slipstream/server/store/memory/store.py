@@ -53,13 +53,18 @@ class MemoryStore:
             raise StoreError(f"stream {name!r} does not exist in the store")
         return entry
 
-    corrupt_records = 0
+    corrupt_records = named_records = 0
 
     def losses(self) -> list[tuple[str, int, int, int]]:
         return []
 
     def damaged(self) -> list[tuple[str, int]]:
         return []
+
+    def faults(self) -> list[str]:
+        return []
+
+    scrubber = None
 
     # Groups.
 
