@@ -1,0 +1,122 @@
+"""Payloads of JSON as columns: the Arrow schema of a type, and the decoding of each payload on its own.
+
+Each payload is decoded alone, not joined to one document: a payload that is not exactly one value must be an error of
+its own message, and must not move the values of others to other rows.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from slipstream.errors import MessageDecodeError, UsageError
+
+
+class JsonDecoder:
+    """Decodes payloads into the fields of a schema."""
+
+    def __init__(self, pa: Any, schema: Any, taken: Sequence[str], *, errors: str) -> None:
+        """`schema` is a type or an Arrow schema. A field that has the name of a column that is `taken` is called
+        `data_<name>`."""
+        self._pa, self._errors = pa, errors
+        self._kind: Any = Any
+        if isinstance(schema, pa.Schema):
+            types = [(field.name, field.type) for field in schema]
+            self.kind_name = "an object of the schema"
+            self._decode = msgspec.json.Decoder(dict[str, Any]).decode
+        else:
+            try:
+                info = msgspec.inspect.type_info(schema)
+            except TypeError as error:
+                raise UsageError(f"schema must be a type of fields or a pyarrow.Schema, got {schema!r}") from error
+            if not isinstance(info, _RECORDS) or getattr(info, "array_like", False):
+                raise UsageError(f"schema must be a type of fields or a pyarrow.Schema, got {schema!r}")
+            types = [(field.encode_name, arrow_type(pa, field.type, field.name)) for field in info.fields]
+            self.kind_name = getattr(schema, "__name__", str(schema))
+            self._decode = msgspec.json.Decoder(schema).decode
+            self._kind = schema
+        self._struct = pa.struct([pa.field(name, kind) for name, kind in types])
+        self.fields = [pa.field(f"data_{name}" if name in taken else name, kind) for name, kind in types]
+
+    def decode(self, payloads: list[bytes], subjects: list[str], seqs: list[int]) -> list[Any]:
+        """The columns of payloads; `subjects` and `seqs` name the message of one that cannot be decoded."""
+        try:
+            rows: list[Any] = list(map(self._decode, payloads))  # nearly always all are good
+            return self._flat(rows)
+        except (msgspec.MsgspecError, self._pa.ArrowException, OverflowError, TypeError, ValueError):
+            rows = [
+                self._one(payload, subject, seq) for payload, subject, seq in zip(payloads, subjects, seqs, strict=True)
+            ]
+            return self._flat(rows)
+
+    def _one(self, payload: bytes, subject: str, seq: int) -> Any:
+        """A payload by itself, as it goes into the struct: None if it does not."""
+        try:
+            row = self._decode(payload)
+            self._flat([row])
+        except (msgspec.MsgspecError, self._pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+            if self._errors == "null":
+                return None
+            reason = " ".join(str(error).split())[:200] if payload else "the payload is empty"
+            raise MessageDecodeError(
+                f"message {seq} on {subject!r} cannot be decoded as {self.kind_name}: {reason}",
+                subject=subject,
+                stream="",
+                seq=seq,
+                kind=self.kind_name,
+                reason=reason,
+            ) from error
+        return row
+
+    def _flat(self, rows: list[Any]) -> list[Any]:
+        plain = rows if self._kind is Any else msgspec.to_builtins(rows, builtin_types=_BUILTIN)
+        array = self._pa.array(plain, self._struct)
+        return list(array.flatten())
+
+
+def arrow_type(pa: Any, info: msgspec.inspect.Type, field: str) -> Any:
+    """The Arrow type of a field of a type; raises UsageError for one that has none."""
+    inner = msgspec.inspect
+    for kind, make in _SIMPLE.items():
+        if isinstance(info, kind):
+            return make(pa)
+    if isinstance(info, inner.UnionType):
+        parts = [part for part in info.types if not isinstance(part, inner.NoneType)]
+        if len(parts) == 1:
+            return arrow_type(pa, parts[0], field)
+    elif isinstance(info, inner.EnumType | inner.LiteralType):
+        values = [one.value for one in info.cls] if isinstance(info, inner.EnumType) else list(info.values)
+        if all(isinstance(value, str) for value in values):
+            return pa.string()
+        if all(isinstance(value, int) for value in values):
+            return pa.int64()
+    elif isinstance(info, inner.CollectionType):
+        return pa.list_(arrow_type(pa, info.item_type, field))
+    elif isinstance(info, inner.DictType) and isinstance(info.key_type, inner.StrType):
+        return pa.map_(pa.string(), arrow_type(pa, info.value_type, field))
+    elif isinstance(info, inner.DataclassType | inner.TypedDictType) or (
+        isinstance(info, inner.StructType) and not info.array_like
+    ):
+        return pa.struct([pa.field(one.encode_name, arrow_type(pa, one.type, one.name)) for one in info.fields])
+    raise UsageError(f"field {field!r} has no Arrow type: pass a pyarrow.Schema, or leave the field out")
+
+
+_RECORDS = (msgspec.inspect.StructType, msgspec.inspect.DataclassType, msgspec.inspect.TypedDictType)
+_BUILTIN = (datetime.datetime, datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, bytes)
+_SIMPLE: dict[Any, Callable[[Any], Any]] = {
+    msgspec.inspect.BoolType: lambda pa: pa.bool_(),
+    msgspec.inspect.IntType: lambda pa: pa.int64(),
+    msgspec.inspect.FloatType: lambda pa: pa.float64(),
+    msgspec.inspect.StrType: lambda pa: pa.string(),
+    msgspec.inspect.UUIDType: lambda pa: pa.string(),
+    msgspec.inspect.BytesType: lambda pa: pa.binary(),
+    msgspec.inspect.DateTimeType: lambda pa: pa.timestamp("us", tz="UTC"),
+    msgspec.inspect.DateType: lambda pa: pa.date32(),
+    msgspec.inspect.TimeType: lambda pa: pa.time64("us"),
+    msgspec.inspect.TimeDeltaType: lambda pa: pa.duration("us"),
+    msgspec.inspect.DecimalType: lambda pa: pa.decimal128(38, 18),
+}
