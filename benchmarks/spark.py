@@ -139,7 +139,7 @@ def by_nats_py(spark: SparkSession, url: str, *, acks: bool = False) -> DataFram
         return found
 
     def fetch(tasks: Iterator[Any]) -> Iterator[Any]:
-        import pandas as pd  # type: ignore[import-untyped]
+        import pandas as pd
         import uvloop
 
         run = asyncio.run if acks else uvloop.run

@@ -8,8 +8,9 @@ The archive holds what the JVM loads of Spark's jars at every start (`tests/conf
 finds it missing, or made by another Java or of other jars, starts as it would without one. It is class data sharing of
 the JVM, no part of Spark: <https://docs.oracle.com/en/java/javase/17/vm/class-data-sharing.html>.
 
-Spark's Python workers import pyspark from `pyspark.zip` in the installed package, which holds sources only: each worker
-and each streaming query would compile them anew, 0.6 s of a core every time. The bytecode is added to that file.
+Spark's Python workers import pyspark and py4j from zip files in the installed package, which hold sources only: each
+worker and each streaming query would compile them anew, 0.6 s of a core every time. The bytecode is added to those
+files.
 """
 
 from __future__ import annotations
@@ -116,8 +117,13 @@ def bytecode(source: bytes, installed: Path) -> bytes:
 
 
 def compile_workers(package: Path) -> None:
-    """Add bytecode to the `pyspark.zip` of an installed pyspark, beside each source but those of its tests."""
-    path = package / "python" / "lib" / "pyspark.zip"
+    """Add bytecode to the zip files that workers of an installed pyspark import from, pyspark and py4j."""
+    for path in (package / "python" / "lib").glob("*.zip"):
+        _compile_zip(path, package.parent)
+
+
+def _compile_zip(path: Path, site_packages: Path) -> None:
+    """Add bytecode beside each source but those of tests."""
     with ZipFile(path) as old:
         names = old.namelist()
     if any(name.endswith(".pyc") for name in names):
@@ -127,7 +133,7 @@ def compile_workers(package: Path) -> None:
     with ZipFile(part, "a") as new:
         for name in names:
             if name.endswith(".py") and "/tests/" not in name:
-                new.writestr(f"{name}c", bytecode(new.read(name), package.parent / name))
+                new.writestr(f"{name}c", bytecode(new.read(name), site_packages / name))
     part.replace(path)
 
 

@@ -52,6 +52,18 @@ PY4J = """An error occurred while calling o78.save.
             False,
         ),
         ("", "unknown reason", False),
+        # A stray connection on the socket of a Python worker: a length of two gigabytes.
+        (
+            "x\nCaused by: java.lang.OutOfMemoryError: Java heap space\n"
+            "at org.apache.spark.security.SocketAuthHelper.readUtf8(SocketAuthHelper.scala:1)",
+            "java.lang.OutOfMemoryError: Java heap space",
+            True,
+        ),
+        (
+            "x\nCaused by: java.lang.OutOfMemoryError: Java heap space\nat org.apache.spark.sql.Row.get(Row.scala:1)",
+            "java.lang.OutOfMemoryError: Java heap space",
+            False,
+        ),
     ],
 )
 def test_telling_line_of_an_exception(text: str, line: str, transient: bool) -> None:

@@ -21,6 +21,7 @@ from slipstream import BlockingJetStream, BucketConfig, StreamConfig, connect_bl
 from slipstream.errors import ConnectionLostError, Error
 from slipstream.jetstream.reads.columns import Columns
 from slipstream.spark.connect import RetryingConnection
+from slipstream.spark.micro_batch import BATCH_ID, QUERY_ID
 from slipstream.spark.option_reader import Connection
 from slipstream.spark.options import DEFAULT_PROGRESS, SinkOptions, SourceOptions, StreamSinkOptions
 from slipstream.spark.sink import kv as kv_sink
@@ -28,7 +29,7 @@ from slipstream.spark.sink.entries import layout_of
 from slipstream.spark.sink.kv import KeyValueTask
 from slipstream.spark.sink.progress import Progress, Task
 from slipstream.spark.sink.records import Shape
-from slipstream.spark.sink.stream import BATCH_ID, QUERY_ID, StreamTask
+from slipstream.spark.sink.stream import StreamTask
 from slipstream.spark.source import plan, rows
 from slipstream.spark.source.offsets import created_of
 from slipstream.spark.source.stream import BatchReader, RangePartition, read_range

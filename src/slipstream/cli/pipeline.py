@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,13 +24,28 @@ if TYPE_CHECKING:
 NAME = "pipeline"
 _ADDRESS = ("-s", "--server", "--servers")
 _VERBOSE = "show what Spark, its JVM and its Python workers print"
+_JSON = ("run", "status", "test", "dead")
 _SPARK = ("pyspark", "pyarrow", "pandas")
 # What may be in the namespace. Anything else is a connection option before the word `pipeline`.
 _KNOWN = frozenset(
     (
         *("command", "pipeline_command", "run", "server", "json", "debug"),
         *("file", "once", "continuous", "master", "plain", "output", "yes", "deep", "verbose"),
-        *("stream", "sample", "style", "step", "starting", "limit"),
+        *(
+            "stream",
+            "sample",
+            "style",
+            "step",
+            "starting",
+            "limit",
+            "case",
+            "cases",
+            "update",
+            "source",
+            "reason",
+            "of",
+            "resend",
+        ),
     )
 )
 
@@ -45,6 +61,8 @@ def add(commands: Commands) -> None:
     kind.add_argument("--once", action="store_true", help="process everything available now, then exit")
     kind.add_argument("--continuous", action="store_true", help="run until stopped (default)")
     run.add_argument("--master", default="", help="Spark master URL, such as spark://host:7077")
+    text = "print what each output has done as JSON in the end, and progress on stderr"
+    run.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=text)
     run.add_argument("--plain", action="store_true", help="print lines instead of a live table")
     run.add_argument("--verbose", action="store_true", help=_VERBOSE)
     validate = group.add("validate", _validate, "check the file, and the streams if a server is reachable")
@@ -71,10 +89,31 @@ def add(commands: Commands) -> None:
     preview.add_argument("--from", dest="starting", default="last", metavar="WHERE", help=text)
     preview.add_argument("--limit", type=int, default=20, metavar="N", help="rows to show (default: 20)")
     preview.add_argument("--verbose", action="store_true", help=_VERBOSE)
+    test = group.add("test", _test, "run it on recorded input and compare what comes out")
+    test.add_argument("--case", action="append", default=[], metavar="NAME", help="only this case; may be repeated")
+    test.add_argument("--update", action="store_true", help="take what comes out as what is expected")
+    test.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
+    test.add_argument("--verbose", action="store_true", help=_VERBOSE)
+    record = group.add("record", _record, "make the input of a test case from live streams")
+    record.add_argument("--case", required=True, metavar="NAME", help="the case to make")
+    record.add_argument("--source", action="append", default=[], metavar="NAME", help="only this source")
+    record.add_argument("--from", dest="starting", default="last", metavar="WHERE", help=text)
+    record.add_argument("--limit", type=int, default=100, metavar="N", help="messages of each source (default: 100)")
+    for parser in (test, record):
+        where = "folder of the cases (default: beside the file, FILE without .toml and with -tests)"
+        parser.add_argument("--cases", default="", metavar="FOLDER", help=where)
+    dead = group.add("dead", _dead, "list the dead letters by reason and column, or send them again after a fix")
+    dead.add_argument("--of", default="", metavar="NAME", help="only those of this source or output")
+    dead.add_argument("--reason", default="", metavar="TEXT", help="only those whose reason contains this text")
+    dead.add_argument(
+        "--resend", action="store_true", help="send the messages of sources again, and remove the letters"
+    )
+    dead.add_argument("--yes", action="store_true", help="skip the confirmation")
+    dead.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
     group.add("warm", _warm, "make Spark start in half the time: an archive of the JVM's classes, once")
-    for parser in (run, validate, status, reset, explain, preview):
+    for parser in (run, validate, status, reset, explain, preview, test, record, dead):
         parser.add_argument("file", help="the pipeline's TOML file")
-    for parser in (run, validate, status, reset, new, preview):
+    for parser in (run, validate, status, reset, new, preview, record, dead):
         text = "NATS servers, instead of those in the file"
         parser.add_argument(*_ADDRESS, dest="server", metavar="URL", default=argparse.SUPPRESS, help=text)
 
@@ -94,8 +133,8 @@ def _check_options(options: argparse.Namespace) -> None:
             f"--{other[0].replace('_', '-')} does not apply to pipelines, whose file has [connection]; "
             "-s, --json and --debug do"
         )
-    if hasattr(options, "json") and options.pipeline_command != "status":
-        raise UsageError("--json applies to pipeline status only")
+    if hasattr(options, "json") and options.pipeline_command not in _JSON:
+        raise UsageError(f"--json applies to pipeline {', '.join(_JSON[:-1])} and {_JSON[-1]} only")
 
 
 def _run(shell: Shell) -> None:
@@ -109,11 +148,18 @@ def _run(shell: Shell) -> None:
         once=options.once,
         master=options.master,
         servers=servers,
-        plain=options.plain,
+        out=sys.stderr if hasattr(options, "json") else sys.stdout,
+        plain=options.plain or hasattr(options, "json"),
         verbose=options.verbose,
     )
     _check_spark()
     stop_on_signals(runner)
+    if hasattr(options, "json"):
+        try:
+            runner.run()
+        finally:  # also if an output failed, whose error follows
+            print(json.dumps(runner.result(), indent=1))
+        return
     states = runner.run()
     rows = sum(state.rows for state in states.values())
     each = " (a message counts once for each)" if len(states) > 1 else ""
@@ -232,17 +278,102 @@ def _preview(shell: Shell) -> None:
         servers=getattr(options, "server", ""),
         verbose=options.verbose,
     )
-    widths = [max(map(len, column)) for column in zip(found.columns, *found.rows, strict=True)]
-    for row in (found.columns, *found.rows):
-        print("  ".join(f"{value:<{width}}" for value, width in zip(row, widths, strict=True)).rstrip())
+    _print_table([found.columns, *found.rows])
     print(f"({len(found.rows)} rows)")
+
+
+def _test(shell: Shell) -> int:
+    options = shell.options
+    _check_options(options)
+    _check_spark()
+    from slipstream.spark.pipelines.workbench.cases import pipeline_cases, run_cases
+
+    cases = pipeline_cases(options.file, options.cases, options.case)
+    failed = 0
+    found = []
+    for case, result in run_cases(cases, verbose=options.verbose, update=options.update):
+        failed += bool(result.differences)
+        found.append(result.as_json(case.name))
+        if hasattr(options, "json"):
+            continue
+        outcome = "updated" if options.update else "FAILED" if result.differences else "ok"
+        print(f"{case.name}: {outcome} ({result.summary()})", flush=True)
+        for line in result.lines():
+            print(line)
+    if hasattr(options, "json"):
+        print(json.dumps(found, indent=1))
+    else:
+        print(f"{len(cases)} case{'s' if len(cases) > 1 else ''}, {failed} failed")
+    return FAILED if failed else 0
+
+
+def _record(shell: Shell) -> None:
+    options = shell.options
+    pipeline = _load(options)
+    from slipstream.spark.pipelines.connection import running_server
+    from slipstream.spark.pipelines.workbench.recording import record
+
+    with running_server(pipeline, getattr(options, "server", "")) as js:
+        found = record(
+            js,
+            pipeline,
+            options.case,
+            sources=options.source,
+            starting=options.starting,
+            limit=options.limit,
+            folder=options.cases,
+        )
+    for path, count in found.items():
+        print(f"wrote {path}, {count} messages")
+    print(f"now: slipstream pipeline test {options.file} --case {options.case} --update, and look at what is expected")
+
+
+def _dead(shell: Shell) -> int:
+    options = shell.options
+    pipeline = _load(options)
+    from slipstream.spark.pipelines.connection import running_server
+    from slipstream.spark.pipelines.workbench.dead_letters import groups_of, letters_of, resend
+
+    with running_server(pipeline, getattr(options, "server", "")) as js:
+        letters = list(letters_of(js, pipeline, origin=options.of, reason=options.reason))
+        groups = groups_of(letters)
+        if hasattr(options, "json"):
+            print(json.dumps([one._asdict() for one in groups], indent=1))
+        else:
+            print(f"{len(letters):,} dead letters in stream {pipeline.dead_letter}")
+            head = ("letters", "of", "reason", "column", "last at", "such as")
+            rows = [
+                (f"{one.letters:,}", one.origin, one.reason, one.columns or "-", one.last, one.example)
+                for one in groups
+            ]
+            _print_table([head, *rows] if rows else [])
+        if not options.resend:
+            return 0
+        chosen = [one for one in letters if not one.is_row]
+        if not chosen:
+            print("none of them is a message of a source, so there is nothing to send again")
+            return 0
+        print(f"sends {len(chosen):,} messages to the streams they came from again, and removes their letters")
+        if not options.yes and not _confirmed():
+            print("nothing was changed")
+            return FAILED
+        done = resend(js, pipeline, chosen)
+    newer = f", {done['replaced']:,} were of keys that have a newer value" if done["replaced"] else ""
+    print(f"{done['sent']:,} sent again{newer}")
+    return 0
+
+
+def _print_table(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(f"{value:<{width}}" for value, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _reset(shell: Shell) -> int:
     pipeline = _load(shell.options)
     from slipstream.spark.pipelines.reset import Reset
 
-    reset = Reset(pipeline, shell.options.output)
+    reset = Reset(pipeline, shell.options.output, getattr(shell.options, "server", ""))
     for line in reset.description():
         print(line)
     if not shell.options.yes and not _confirmed():

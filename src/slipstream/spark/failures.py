@@ -35,12 +35,14 @@ _MISFITS = (
     "STATE_STORE_STATE_SCHEMA",
     "sources in the checkpoint offsets and now there are",
 )
+_HANDSHAKE = "SocketAuthHelper"
 _STOPPED = ("InterruptedException", "InterruptedIOException", "ClosedByInterruptException", "cancelled")
 _OURS = ("slipstream.errors.", "slipstream.spark.", "ConnectionRefusedError")
 _CAUSE = "Caused by: "
 _CALLING = "An error occurred while calling"  # Py4J's first line; the second one is Java's
 _INTERRUPTED = f"py4j.protocol.Py4JJavaError: {_CALLING} save: java.lang.InterruptedException"  # as Spark looks for it
 _DEPTH = 20
+_FRAMES = 8
 
 Write = Callable[["DataFrame", int], None]
 
@@ -55,7 +57,10 @@ class BatchFailedError(Error):
 
 def is_transient(text: str) -> bool:
     """Whether the only reason of a failure is a server or worker that was unreachable."""
-    return any(name in text for name in _TRANSIENT)
+    # Spark reads a length from a new connection of a Python worker before it knows who is there: a stray or broken one
+    # makes it ask for gigabytes. Nothing of the query is lost by that.
+    is_handshake = "java.lang.OutOfMemoryError" in text and _HANDSHAKE in text
+    return is_handshake or any(name in text for name in _TRANSIENT)
 
 
 def is_outage(text: str) -> bool:
@@ -104,6 +109,8 @@ def failure_of(query: StreamingQuery) -> str:
     cause = java.exception().get().getCause() if java is not None else None
     while cause is not None and len(lines) < _DEPTH:
         lines.append(_CAUSE + str(cause.toString()).split("\n", 1)[0])
+        if "OutOfMemoryError" in lines[-1]:  # whose text does not tell where
+            lines += [f"at {frame.toString()}" for frame in list(cause.getStackTrace())[:_FRAMES]]
         cause = cause.getCause()
     return "\n".join(lines)
 

@@ -31,7 +31,7 @@ DEFAULT_PROGRESS = "slipstream-progress"
 _TRIGGER = ("starting", "ending", "maxMessagesPerTrigger", "maxBytesPerTrigger", "partitions", "pollInterval")
 _READ = ("pushFilters", "failOnDataLoss", *CONNECTION)
 _SOURCE = ("stream", "subjects", *_TRIGGER, "columns", "includeHeaders", *_READ)
-_KV_SOURCE = ("bucket", "keys", "asOfRevision", "history", "includeDeletes", *_TRIGGER, *_READ)
+_KV_SOURCE = ("bucket", "keys", "asOfRevision", "history", "includeDeletes", "snapshots", *_TRIGGER, *_READ)
 _STREAM_SINK = (
     "stream",
     "writeId",
@@ -102,6 +102,7 @@ class KvSourceOptions:
     as_of: int = 0
     history: bool = False
     include_deletes: bool = False
+    snapshots: str = ""  # a folder: each micro-batch of a streaming query sees one state
 
     def subjects(self, prefix: str) -> tuple[str, ...]:
         """The filters on the stream's subjects, which begin with `prefix`."""
@@ -171,7 +172,13 @@ def kv_source_options(options: Mapping[str, str]) -> KvSourceOptions:
         as_of=reader.whole("asOfRevision"),
         history=reader.flag("history", False),
         include_deletes=reader.flag("includeDeletes", False),
+        snapshots=reader.text("snapshots"),
     )
+    if found.snapshots and (found.as_of or found.history):
+        raise UsageError(
+            f"{JETSTREAM_KV} option 'snapshots' is for the state of a bucket as of each micro-batch: it cannot be "
+            "combined with 'asOfRevision' or 'history'"
+        )
     if found.as_of and found.history:
         raise UsageError(
             f"{JETSTREAM_KV} options 'asOfRevision' and 'history' are mutually exclusive; use 'ending' to end a history"
@@ -195,10 +202,10 @@ def kv_stream_options(options: Mapping[str, str]) -> KvSourceOptions:
     """Options of `jetstream_kv` for `spark.readStream`, the change feed."""
     found = kv_source_options(options)
     _for_stream(JETSTREAM_KV, found.feed)
-    if found.as_of or found.history or found.include_deletes:
+    if found.as_of or found.history or found.include_deletes or found.snapshots:
         raise UsageError(
-            f"{JETSTREAM_KV} options 'asOfRevision', 'history' and 'includeDeletes' apply to batch reads only: "
-            "readStream gives every change, deletes included"
+            f"{JETSTREAM_KV} options 'asOfRevision', 'history', 'includeDeletes' and 'snapshots' apply to batch reads "
+            "only: readStream gives every change, deletes included"
         )
     return found
 

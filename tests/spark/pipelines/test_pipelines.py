@@ -187,7 +187,14 @@ class TestRunning:
         assert status["pid"] == 0
         assert status["sources"] == {"numbers": 1_200, "readings": 1_200}
         assert {one["lag"] for one in status["outputs"].values()} == {300}  # each reads one of the two sources
-        run(tmp_path, "run", "small.toml", "--once")
+        result = json.loads(run(tmp_path, "run", "small.toml", "--once", "--json"))
+        assert result["ok"]
+        outputs = result["outputs"]
+        assert {name: one["written"] for name, one in outputs.items()} == {
+            **{"sums": 3, "squares": 297, "files": 297, "table": 297, "sensors": 297},
+            **{"dead-numbers": 3, "dead-readings": 3},
+        }
+        assert (outputs["squares"]["dead"], outputs["dead-numbers"]["dead"]) == (396, 12)
         on_server(1_200, 0)
         run(tmp_path, "reset", "small.toml", "--yes", "--output", "files", "--output", "table")
         assert not (tmp_path / "out").exists()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from slipstream.spark.pipelines import PipelineError, parse
+from slipstream import StreamConfig
+from slipstream.kv.bucket import BucketConfig
+from slipstream.spark.pipelines import PipelineError, load, parse
 from slipstream.spark.pipelines.state import StateFolder
 from tests.spark.pipelines.support import SMALL
 
@@ -18,7 +21,7 @@ def mistakes(text: str) -> list[tuple[int, int, str]]:
         parse(text, file="p.toml")
     for one in caught.value.mistakes:
         assert f"p.toml:{one.position.line}:{one.position.column}: {one.text}" in str(caught.value)
-    return [(*one.position, one.text) for one in caught.value.mistakes]
+    return [(*one.position[:2], one.text) for one in caught.value.mistakes]
 
 
 def test_example_is_accepted() -> None:
@@ -267,3 +270,163 @@ def test_all_mistakes_are_reported_at_once() -> None:
     ring = '[steps.x]\nsql = "SELECT * FROM y"\n[steps.y]\nsql = "SELECT * FROM x"\n'
     assert [one[0] for one in mistakes(ring + SMALL) if "depends on itself" in one[2]] == [1, 3]
     assert any("at least one source" in one[2] for one in mistakes("[pipeline]\n"))
+
+
+OUT = '[outputs.o]\nfrom="s"\npath="o"\n'
+
+
+class TestVariables:
+    def test_variables_of_the_environment_are_replaced_in_strings(self) -> None:
+        text = """
+[connection]
+servers = ["${NATS}", "nats://b:4222"]
+[server]
+port = "${PORT:-0}"
+[sources.s]
+stream = "${PREFIX}_${KIND:-ORDERS}"
+max_messages_per_trigger = "${MOST}"
+[outputs.o]
+from = "s"
+path = "$${not}/${EMPTY:-x}"
+"""
+        environ = {"NATS": "nats://a:4222", "PREFIX": "EU", "MOST": "7", "EMPTY": ""}
+        found = parse(text.replace('[server]\nport = "${PORT:-0}"\n', ""), environ=environ)
+        assert found.connection["servers"] == "nats://a:4222,nats://b:4222"
+        assert found.sources[0].stream == "EU_ORDERS"
+        assert found.sources[0].options["maxMessagesPerTrigger"] == "7"
+        assert found.outputs[0].target == "${not}/x"
+        text = text.replace('[connection]\nservers = ["${NATS}", "nats://b:4222"]\n', "")
+        assert parse(text, environ={**environ, "PORT": "4333"}).server["port"] == 4333
+
+    def test_missing_variable_is_a_mistake_where_it_stands(self) -> None:
+        with pytest.raises(PipelineError) as caught:
+            parse(f'[sources.s]\nstream = "A_${{PREFX}}"\n{OUT}', file="p.toml", environ={"PREFIX": "x"})
+        assert str(caught.value) == (
+            "p.toml:2:13: the environment has no variable 'PREFX'; did you mean PREFIX? Set it, or write "
+            "${PREFX:-default}"
+        )
+        with pytest.raises(PipelineError, match=r"p.toml:2:11: a variable must be .*got '\$\{1x\}'"):
+            parse(f'[sources.s]\nstream = "${{1x}}"\n{OUT}', file="p.toml", environ={})
+
+    def test_variable_that_is_no_number_is_a_mistake(self) -> None:
+        with pytest.raises(PipelineError, match="port must be a whole number, got 'x'"):
+            parse(f'[server]\nport = "${{P}}"\n[sources.s]\nstream = "A"\n{OUT}', environ={"P": "x"})
+
+
+class TestIncludes:
+    def test_included_tables_are_below_those_of_the_file(self, tmp_path: Path) -> None:
+        (tmp_path / "more").mkdir()
+        (tmp_path / "more" / "common.toml").write_text(
+            '[pipeline]\ninclude = "deep.toml"\ntrigger = "9 seconds"\nname = "common"\n[sources.s]\nstream = "A"\n'
+        )
+        (tmp_path / "more" / "deep.toml").write_text('[streams.A]\nsubjects = "a"\n[sources.s]\nstream = "Z"\n')
+        main = tmp_path / "p.toml"
+        main.write_text(f'[pipeline]\ninclude = ["more/common.toml"]\nname = "mine"\n{OUT}')
+        found = load(str(main))
+        assert (found.name, found.trigger) == ("mine", "9 seconds")
+        assert found.sources[0].stream == "A"
+        assert [one.name for one in found.streams] == ["A"]
+
+    def test_mistake_is_told_with_the_file_it_is_in(self, tmp_path: Path) -> None:
+        main, other = tmp_path / "p.toml", tmp_path / "other.toml"
+        main.write_text(f'[pipeline]\ninclude = "other.toml"\ntriger = 1\n{OUT}')
+        other.write_text('\n[sources.s]\nstrem = "A"\nstream = "A b"\n')
+        with pytest.raises(PipelineError) as caught:
+            load(str(main))
+        assert [line.split(": ")[0] for line in str(caught.value).splitlines()] == [
+            f"{main}:3:1",
+            f"{other}:3:1",
+            f"{other}:4:1",
+        ]
+        other.write_text("[sources")
+        with pytest.raises(PipelineError, match=r"other.toml:1:1: Expected"):
+            load(str(main))
+
+    @pytest.mark.parametrize(
+        ("include", "message"),
+        [
+            ('"p.toml"', "p.toml:2:1: p.toml cannot be included: it includes itself"),
+            ('"nope.toml"', "p.toml:2:1: nope.toml cannot be included: .*No such file"),
+            ("3", "p.toml:2:1: include must be a file or a list of files, got 3"),
+        ],
+    )
+    def test_file_that_cannot_be_included(self, tmp_path: Path, include: str, message: str) -> None:
+        main = tmp_path / "p.toml"
+        main.write_text(f"[pipeline]\ninclude = {include}\n")
+        with pytest.raises(PipelineError, match=message):
+            load(str(main))
+
+
+class TestSettings:
+    def test_streams_and_buckets_take_every_setting(self) -> None:
+        found = parse(
+            f"""
+[streams.A]
+subjects = "a"
+replicas = 3
+max_age_seconds = 60
+max_bytes = 1_000
+max_msgs_per_subject = 5
+storage = "memory"
+compression = "s2"
+allow_atomic = true
+duplicate_window = 30
+placement = {{ cluster = "c", tags = ["x"] }}
+sources = [{{ name = "B" }}]
+metadata = {{ team = "t" }}
+[buckets.b]
+history = 5
+ttl = 3600
+storage = "memory"
+compression = true
+max_value_size = 100
+[sources.s]
+stream = "A"
+{OUT}"""
+        )
+        (stream,), (bucket,) = found.streams, found.buckets
+        config = StreamConfig(**{"name": "A", **stream.settings})
+        assert (config.num_replicas, config.max_age, config.max_bytes) == (3, timedelta(minutes=1), 1_000)
+        assert config.placement is not None
+        assert (config.placement.cluster, config.sources[0].name) == ("c", "B")
+        values = BucketConfig(**{"bucket": "b", **bucket.settings})
+        assert (values.history, values.ttl, values.storage) == (5, timedelta(hours=1), "memory")
+
+    @pytest.mark.parametrize(
+        ("setting", "message"),
+        [
+            ('storage = "disk"', "storage must be"),
+            ("max_bytes = 'x'", "max_bytes must"),
+            ("storge = 1", "unknown key storge, did you mean storage"),
+            ("duplicate_window = 'x'", "duplicate_window must"),
+            ("placement = { clster = 'x' }", "placement must not be"),
+        ],
+    )
+    def test_wrong_setting_is_a_mistake_at_its_key(self, setting: str, message: str) -> None:
+        (found,) = mistakes(f'[streams.A]\nsubjects="a"\n{setting}\n[sources.s]\nstream="A"\n{OUT}')
+        assert found[:2] == (3, 1)
+        assert message in found[2]
+
+
+class TestTables:
+    TEXT = '[tables.t]\nbucket = "b"\nformat = "json"\nschema = "x BIGINT"\nkeys = "eu.*"\n[sources.s]\nstream="A"\n'
+
+    def test_lookup_table(self) -> None:
+        found = parse(self.TEXT + '[steps.j]\nsql = "SELECT * FROM s JOIN t ON s.subject = t._key"\n' + OUT)
+        assert found.tables[0].bucket == "b"
+        assert found.tables[0].options == {"keys": "eu.*"}
+        assert found.sources_of("o") == {"s"}
+        assert "t" in found.views()
+
+    @pytest.mark.parametrize(
+        ("old", "new", "message"),
+        [
+            ('bucket = "b"\n', "", "[tables.t] needs bucket"),
+            ('"x BIGINT"', '"x BIGNT"', "BIGINT"),
+            ("[tables.t]", "[tables.s]", "table 's' has the name of source 's'"),
+            ('keys = "eu.*"', 'stream = "A"', "unknown key stream"),
+            ('from="s"', 'from="t"', "a table is not a stream of rows: join 't' with a source"),
+        ],
+    )
+    def test_mistakes_of_a_table(self, old: str, new: str, message: str) -> None:
+        assert any(message in one[2] for one in mistakes((self.TEXT + OUT).replace(old, new)))

@@ -10,9 +10,12 @@ from urllib.parse import quote
 
 import pytest
 
+from slipstream import StreamConfig, connect_blocking
 from slipstream.cli.main import main
+from slipstream.spark.options import DEFAULT_PROGRESS
 from slipstream.spark.pipelines import load
 from slipstream.spark.pipelines.state import StateFolder
+from slipstream.spark.sink.progress import Progress, Task
 from tests.spark.pipelines.support import SMALL
 
 
@@ -120,3 +123,32 @@ def test_reset_removes_tables_of_the_warehouse_only(tmp_path: Path, capsys: pyte
     assert main(["pipeline", "reset", str(file), "--yes"]) == 0
     assert not folder.exists()
     assert "does not reach the table lake.db.u, which keeps its rows" in capsys.readouterr().out
+
+
+def test_reset_removes_the_records_of_retries_from_the_server(
+    tmp_path: Path, our_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text(SMALL + '[outputs.big]\nfrom = "orders"\nstream = "RESET_BIG"\nsubject = "\'x\'"\n')
+    checkpoint = tmp_path / "p-state" / "checkpoints" / "big"
+
+    def start() -> None:
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "metadata").write_text('{"id":"abc-1"}')
+
+    with connect_blocking(our_url) as client:
+        js = client.jetstream()
+        js.create_stream(StreamConfig(name="RESET_BIG", subjects=("x",)))
+        progress = Progress(js, DEFAULT_PROGRESS, "RESET_BIG")
+        progress.prepare()
+        info = js.stream("RESET_BIG").info()
+        for writer in ("abc-1", "abc-2"):
+            progress.begin(Task(writer, 0, 0), info)
+        start()
+        assert main(["pipeline", "reset", str(file), "--yes", "--servers", "nats://127.0.0.1:1"]) == 0
+        assert "leaves the records of retries on the server: " in capsys.readouterr().out
+        start()
+        assert main(["pipeline", "reset", str(file), "--yes", "--servers", our_url]) == 0
+        assert "leaves the records" not in capsys.readouterr().out
+        records = js.key_value(DEFAULT_PROGRESS).keys("sink.>")
+        assert [key.split(".")[2] for key in records if key.split(".")[2].startswith("abc")] == ["abc-2"]

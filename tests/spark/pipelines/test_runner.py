@@ -10,10 +10,12 @@ from unittest import mock
 
 import pytest
 
+from slipstream import BlockingJetStream, StreamConfig
 from slipstream.errors import Error
 from slipstream.spark.pipelines import parse
 from slipstream.spark.pipelines.build import QueryPlan
 from slipstream.spark.pipelines.display import Lines
+from slipstream.spark.pipelines.lag import lag_seconds, letter_counts
 from slipstream.spark.pipelines.runner import Runner, RunningQuery
 from slipstream.spark.pipelines.state import QueryState, StateFolder
 from tests.spark.pipelines.support import SMALL
@@ -79,6 +81,51 @@ def test_query_is_restarted_for_as_long_as_a_server_is_away(tmp_path: Path, monk
     assert not dies.is_failed
     runner._failed(dies, "org.S: Python worker exited unexpectedly (crashed)", Lines(io.StringIO()))
     assert dies.is_failed
+
+
+def progress(batch: int, rows: int, written: int | None) -> dict[str, object]:
+    metrics = {} if written is None else {"slipstream": {"rows": written}}
+    return {
+        "runId": "r", "batchId": batch, "numInputRows": rows, "processedRowsPerSecond": 1.0, "batchDuration": 5,
+        "sources": [{"endOffset": {"seq": rows}}], "observedMetrics": metrics,
+    }  # fmt: skip
+
+
+def test_written_rows_are_added_up_over_batches_and_runs(tmp_path: Path) -> None:
+    runner = Runner(parse(SMALL, file=str(tmp_path / "p.toml")), once=True)
+    one, other = (RunningQuery(QueryPlan(name, None, mock.Mock())) for name in ("copy", "other"))
+    runner.queries = {"copy": one, "other": other}
+    query = Query()
+    query.recentProgress = [progress(0, 10, 4), progress(1, 5, 0), progress(2, 0, 3)]
+    one.started(query)  # type: ignore[arg-type]
+    one.update()
+    one.update()  # nothing new
+    assert (one.state.rows, one.state.written, other.state.written) == (15, 7, -1)
+    assert one.state.after(QueryState(written=3)).written == 10
+    assert one.state.after(QueryState()).written == 7
+    assert QueryState().after(QueryState()).written == -1
+    found = runner.result()
+    assert (found["ok"], found["outputs"]["copy"]["written"], found["outputs"]["other"]["written"]) == (True, 7, None)
+    other.is_failed = True
+    assert not runner.result()["ok"]
+
+
+@pytest.mark.parametrize("any_server", ["ours", "real"], indirect=True)
+def test_lag_in_seconds_and_dead_letters(js: BlockingJetStream, fresh: str) -> None:
+    text = f'[pipeline]\ndead_letter = "{fresh}D"\n[sources.s]\nstream = "{fresh}"\nsubjects = "{fresh}.x"\n'
+    text += 'format = "json"\nschema = "n INT"\n[outputs.o]\nfrom = "s"\npath = "o"\n'
+    pipeline = parse(text)
+    assert letter_counts(js, pipeline) == {}
+    for name in (fresh, f"{fresh}D"):
+        js.create_stream(StreamConfig(name=name, subjects=(f"{name}.>",)))
+    js.publish(f"{fresh}.x", b"")
+    js.publish(f"{fresh}.y", b"")
+    assert 0 < lag_seconds(js, pipeline, "o", {}) < 60
+    assert lag_seconds(js, pipeline, "o", {"0": 1}) == 0  # the other message is not of this source
+    js.publish(f"{fresh}D.s", b"")
+    js.publish(f"{fresh}D.o", b"")
+    js.publish(f"{fresh}D.o", b"")
+    assert letter_counts(js, pipeline) == {"s": 1, "dead-s": 1, "o": 2}
 
 
 def test_queries_that_wait_are_started_after_one_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

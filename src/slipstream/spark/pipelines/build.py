@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyspark.core.context import Py4JError  # type: ignore[attr-defined]
 from pyspark.errors import PySparkException
 
+from slipstream.spark.option_reader import DEFAULT_RETRY_FOR
 from slipstream.spark.options import JETSTREAM, JETSTREAM_KV
 from slipstream.spark.pipelines.avro import avro_to_json, spark_schema
 from slipstream.spark.pipelines.checks.columns import BUCKET_META, STREAM_META
@@ -34,9 +35,10 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+METRICS = "slipstream"  # in the progress of a query: `observedMetrics`
 _CORRUPT = "_not_decoded"
 # Values keep microseconds, which Spark cuts to milliseconds by default, and nulls, which it leaves out.
-_VALUES = {
+JSON_OPTIONS = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
     "ignoreNullFields": "false",
@@ -56,12 +58,20 @@ class QueryPlan(NamedTuple):
         return self.output.position if self.output else FIRST
 
 
-def plan_queries(spark: SparkSession, pipeline: Pipeline, connection: Mapping[str, str]) -> list[QueryPlan]:
+def plan_queries(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    connection: Mapping[str, str],
+    read: Callable[[Source], DataFrame] | None = None,
+    *,
+    snapshots: str = "",
+) -> list[QueryPlan]:
     """Create the views of a pipeline in the session, and plan the queries over them; nothing is started.
 
-    `connection` are options of the Spark formats. Raises PipelineError, with a position, for what Spark rejects.
+    `connection` are options of the Spark formats; `read` reads a source in another way; `snapshots` is the folder for
+    the states of tables that micro-batches have seen. Raises PipelineError, with a position, for what Spark rejects.
     """
-    undecoded = create_views(spark, pipeline, connection)
+    undecoded = create_views(spark, pipeline, connection, read, snapshots=snapshots)
     plans = []
     for output in pipeline.outputs:
         if output.kind in ("files", "table"):
@@ -80,8 +90,10 @@ def create_views(
     pipeline: Pipeline,
     connection: Mapping[str, str],
     read: Callable[[Source], DataFrame] | None = None,
+    *,
+    snapshots: str = "",
 ) -> dict[str, DataFrame]:
-    """Create a view per source and step; returns the records that cannot be decoded, by source.
+    """Create a view per source, table and step; returns the records that cannot be decoded, by source.
 
     `read` reads a source, as a stream unless it is set.
     """
@@ -93,6 +105,11 @@ def create_views(
             rows.createOrReplaceTempView(source.name)
         if rejected is not None:
             undecoded[source.name] = rejected
+    for table in pipeline.tables:
+        with errors_at(pipeline, table.position, f"table {table.name!r}"):
+            raw = _read_table(spark, table, connection, snapshots)
+            rows = raw if table.format == "raw" else decode(table, raw, "")[0]
+            rows.createOrReplaceTempView(table.name)
     for step in pipeline.steps:
         with errors_at(pipeline, step.position, f"step {step.name!r}"):
             frame = spark.sql(step.sql)
@@ -112,13 +129,20 @@ def output_writer(
         return _bucket_writer(frame, output, {**connection, **dead_letters})
     if output.kind == "stream":
         return _stream_writer(frame, output, {**connection, **dead_letters})
-    writer = frame.writeStream.outputMode(output.mode).format(output.format)
+    writer = _counted(frame).writeStream.outputMode(output.mode).format(output.format)
     return writer.partitionBy(*output.partition_by) if output.partition_by else writer
 
 
 def dead_letter_writer(frame: DataFrame, stream: str, connection: Mapping[str, str]) -> DataStreamWriter:
     """A writer of the records of a source that cannot be decoded."""
-    return frame.writeStream.format(JETSTREAM).options(**connection).option("stream", stream)
+    return _counted(frame).writeStream.format(JETSTREAM).options(**connection).option("stream", stream)
+
+
+def _counted(rows: DataFrame) -> DataFrame:
+    """The same rows; `observedMetrics` in the progress of the query has their number."""
+    from pyspark.sql import functions as f
+
+    return rows.observe(METRICS, f.count(f.lit(1)).alias("rows"))
 
 
 @contextmanager
@@ -144,6 +168,14 @@ def _read_stream(spark: SparkSession, source: Source, connection: Mapping[str, s
     return reader.load(source.stream or source.bucket)
 
 
+def _read_table(spark: SparkSession, table: Source, connection: Mapping[str, str], snapshots: str) -> DataFrame:
+    """The current state of a bucket; each micro-batch of a streaming query sees one state, also when it is replayed."""
+    options = {"retryFor": str(DEFAULT_RETRY_FOR), **connection, **table.options}
+    if snapshots:
+        options["snapshots"] = f"{snapshots}/{table.name}"
+    return spark.read.format(JETSTREAM_KV).options(**options).load(table.bucket)
+
+
 def _decoded(pipeline: Pipeline, source: Source, rows: DataFrame) -> tuple[DataFrame, DataFrame | None]:
     """The rows of a source, and the dead letters of one that is decoded."""
     rejected = None
@@ -159,11 +191,11 @@ def output_rows(frame: DataFrame, output: Output) -> DataFrame:
     from pyspark.sql import functions as f
 
     if output.kind == "stream":
-        value = _bytes(frame, output.value) if output.value else f.to_json(f.struct("*"), _VALUES).cast("binary")
+        value = _bytes(frame, output.value) if output.value else f.to_json(f.struct("*"), JSON_OPTIONS).cast("binary")
         return frame.select(f.expr(output.subject).cast("string").alias("subject"), value.alias("data"))
     key = reduce(lambda one, other: f.concat(one, f.lit("."), other), [f.col(n).cast("string") for n in output.key])
     rest = [f.col(_quoted(name)) for name in frame.columns if name not in (*output.key, output.deleted)]
-    value = _bytes(frame, output.value) if output.value else f.to_json(f.struct(*rest), _VALUES).cast("binary")
+    value = _bytes(frame, output.value) if output.value else f.to_json(f.struct(*rest), JSON_OPTIONS).cast("binary")
     columns = [key.alias("key"), value.alias("value")]
     if output.deleted:
         columns.append(f.col(output.deleted).alias("deleted"))
@@ -172,11 +204,11 @@ def output_rows(frame: DataFrame, output: Output) -> DataFrame:
 
 def _bucket_writer(frame: DataFrame, output: Output, options: Mapping[str, str]) -> DataStreamWriter:
     write = into_bucket(output.target, {**options, "onlyChanged": str(output.only_changed).lower()})
-    return output_rows(frame, output).writeStream.outputMode(output.mode).foreachBatch(write)
+    return _counted(output_rows(frame, output)).writeStream.outputMode(output.mode).foreachBatch(write)
 
 
 def _stream_writer(frame: DataFrame, output: Output, options: Mapping[str, str]) -> DataStreamWriter:
-    rows = output_rows(frame, output)
+    rows = _counted(output_rows(frame, output))
     if output.mode == "update":  # Spark offers it to Python by foreachBatch only
         return rows.writeStream.outputMode("update").foreachBatch(into_stream(output.target, options))
     return rows.writeStream.format(JETSTREAM).options(**options).option("stream", output.target)

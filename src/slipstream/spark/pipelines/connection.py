@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from datetime import timedelta
 
 from slipstream.api import StreamConfig
 from slipstream.errors import BucketNotFoundError, ConnectionLostError, Error, StreamNotFoundError, UsageError
@@ -29,10 +28,13 @@ class NotReachedError(Error):
 
 
 @contextmanager
-def connection_options(pipeline: Pipeline, state: StateFolder, servers: str = "") -> Iterator[dict[str, str]]:
+def connection_options(
+    pipeline: Pipeline, state: StateFolder, servers: str = "", *, in_memory: bool = False
+) -> Iterator[dict[str, str]]:
     """The connection options of the Spark formats; an embedded server runs meanwhile if no other is named.
 
-    `servers` (from the command line) take precedence over the file's.
+    `servers` (from the command line) take precedence over the file's. The data of the embedded server are on disk,
+    unless they are to be `in_memory`.
     """
     connection = dict(pipeline.connection)
     if servers:
@@ -42,8 +44,9 @@ def connection_options(pipeline: Pipeline, state: StateFolder, servers: str = ""
         return
     from slipstream import Server
 
-    state.server.mkdir(parents=True, exist_ok=True)
-    with Server(port=pipeline.server.get("port", 0), data_dir=state.server) as server:
+    if not in_memory:
+        state.server.mkdir(parents=True, exist_ok=True)
+    with Server(port=pipeline.server.get("port", 0), data_dir=None if in_memory else state.server) as server:
         yield {**connection, "servers": server.url}
 
 
@@ -52,6 +55,22 @@ def open_connection(options: Mapping[str, str]) -> Iterator[JetStream]:
     """JetStream with these connection options."""
     connection = OptionReader(JETSTREAM, options, tuple(options)).connection()
     with open_jetstream(connection, os.environ) as js:
+        yield js
+
+
+@contextmanager
+def running_server(pipeline: Pipeline, servers: str = "") -> Iterator[JetStream]:
+    """A connection to the server of a pipeline, whether it runs or not: the embedded one is started where it has data.
+    Raises UsageError where it has none, since there is nothing to read."""
+    state = StateFolder(pipeline)
+    pid, url, _ = state.read_run()
+    is_embedded = not (servers or pipeline.connection.get("servers") or pipeline.connection.get("context") or pid)
+    if is_embedded and not state.server.exists():
+        raise UsageError("the embedded server of this pipeline has no data yet: there is nothing to read")
+    with (
+        connection_options(pipeline, state, servers or (url if pid else "")) as connection,
+        open_connection(connection) as js,
+    ):
         yield js
 
 
@@ -83,14 +102,7 @@ def create_declared(js: JetStream, pipeline: Pipeline) -> list[str]:
     """Create the declared streams and buckets that do not exist, and the dead-letter stream; returns which."""
     created = []
     declared = [
-        StreamConfig(
-            name=one.name,
-            subjects=one.subjects,
-            num_replicas=one.replicas,
-            max_age=timedelta(seconds=one.max_age_seconds),
-            allow_direct=True,
-            allow_batched=one.batched,
-        )
+        StreamConfig(**{"name": one.name, "subjects": one.subjects, "allow_direct": True, **one.settings})
         for one in pipeline.streams
     ]
     dead_letter = pipeline.dead_letter
@@ -106,7 +118,7 @@ def create_declared(js: JetStream, pipeline: Pipeline) -> list[str]:
         try:
             js.key_value(bucket.name)
         except BucketNotFoundError:
-            js.create_key_value(BucketConfig(bucket=bucket.name, history=bucket.history, replicas=bucket.replicas))
+            js.create_key_value(BucketConfig(**{"bucket": bucket.name, **bucket.settings}))
             created.append(f"bucket {bucket.name}")
     return created
 

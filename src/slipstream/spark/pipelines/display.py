@@ -25,10 +25,12 @@ class Lines:
         for name, one in queries.items():
             if one.batch >= 0 and self._shown.get(name) != one.batch:
                 self._shown[name] = one.batch
-                lag = f", {lags[name]:,} behind" if name in lags else ""
+                lag = f", {behind(one, lags[name])} behind" if name in lags else ""
+                written = f", {one.written:,} written" if one.written >= 0 else ""
+                dead = f", {one.dead:,} dead letters" if one.dead else ""
                 self.say(
                     f"{name}: batch {one.batch} read {one.batch_rows:,} rows in {one.batch_seconds:.1f} s "
-                    f"({one.rate:,.0f} rows/s), {one.rows:,} in this run{lag}"
+                    f"({one.rate:,.0f} rows/s), {one.rows:,} in this run{written}{lag}{dead}"
                 )
 
     def __enter__(self) -> Self:
@@ -74,18 +76,27 @@ def table(title: str, queries: Mapping[str, QueryState], lags: Mapping[str, int]
 
     found = Table(title=title)
     found.add_column("output")
-    for name in ("batch", "rows read", "rows/s", "batch time", "behind", "skipped"):
+    has_skipped, has_dead = any(one.skipped for one in queries.values()), any(one.dead for one in queries.values())
+    extra = [name for name, has in (("dead letters", has_dead), ("skipped", has_skipped)) if has]
+    for name in ("batch", "read", "written", "rows/s", "batch time", "behind", *extra):
         found.add_column(name, justify="right")
     found.add_column("last batch at")
     found.add_column("last failure")
     for name, one in queries.items():
-        lag = f"{lags[name]:,}" if name in lags else "-"
+        lag = behind(one, lags[name]) if name in lags else "-"
         batch = str(one.batch) if one.batch >= 0 else "-"
-        skipped = f"{one.skipped:,}" if one.skipped else "-"
+        counts = [f"{one.dead:,}" if one.dead else "-"] if has_dead else []
+        counts += [f"{one.skipped:,}" if one.skipped else "-"] if has_skipped else []
         seconds = f"{one.batch_seconds:.1f} s" if one.batch >= 0 else "-"
-        rows = (f"{one.rows:,}", f"{one.rate:,.0f}", seconds)
-        found.add_row(name, batch, *rows, lag, skipped, one.at or "-", failure(one) or "-")
+        written = f"{one.written:,}" if one.written >= 0 else "-"
+        rows = (f"{one.rows:,}", written, f"{one.rate:,.0f}", seconds)
+        found.add_row(name, batch, *rows, lag, *counts, one.at or "-", failure(one) or "-")
     return found
+
+
+def behind(state: QueryState, lag: int) -> str:
+    """The lag in messages and, if there is one, in seconds."""
+    return f"{lag:,} ({state.lag_seconds:,.0f} s)" if lag and state.lag_seconds >= 1 else f"{lag:,}"
 
 
 def failure(state: QueryState) -> str:

@@ -29,14 +29,18 @@ class Mistake(NamedTuple):
     position: TomlPosition
     text: str
 
+    def line(self, file: str, kind: str = "") -> str:
+        """As compilers write it, with the file that it is in; `kind` is such as `warning: `."""
+        return f"{self.position.file or file}:{self.position.line}:{self.position.column}: {kind}{self.text}"
+
 
 class PipelineError(UsageError):
     """A pipeline file with mistakes; the message has a line for each: file, line, column, text."""
 
     def __init__(self, file: str, mistakes: Iterable[Mistake], pipeline: Pipeline | None = None) -> None:
-        self.mistakes = tuple(sorted(mistakes))
+        self.mistakes = tuple(sorted(mistakes, key=lambda one: (one.position.file, *one)))
         self.pipeline = pipeline  # if it could be read: further checks may then add their mistakes
-        super().__init__("\n".join(f"{file}:{line}:{column}: {text}" for (line, column), text in self.mistakes))
+        super().__init__("\n".join(one.line(file) for one in self.mistakes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +49,7 @@ class StreamSpec:
 
     name: str
     subjects: tuple[str, ...]
-    replicas: int = 1
-    max_age_seconds: float = 0.0
-    batched: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)  # further fields of the stream's configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +57,7 @@ class BucketSpec:
     """A bucket to create if it does not exist."""
 
     name: str
-    history: int = 1
-    replicas: int = 1
+    settings: Mapping[str, Any] = field(default_factory=dict)  # fields of the bucket's configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +125,7 @@ class Pipeline:
     streams: tuple[StreamSpec, ...] = ()
     buckets: tuple[BucketSpec, ...] = ()
     sources: tuple[Source, ...] = ()
+    tables: tuple[Source, ...] = ()  # buckets whose current state SQL can join
     steps: tuple[Step, ...] = ()
     outputs: tuple[Output, ...] = ()
     positions: TomlPositions = field(default_factory=lambda: TomlPositions(""), compare=False, repr=False)
@@ -134,8 +136,12 @@ class Pipeline:
         return Mistake(position, text)
 
     def views(self) -> list[str]:
-        """The names of sources and steps, which SQL and outputs read."""
-        return [*(one.name for one in self.sources), *(one.name for one in self.steps)]
+        """The names of sources, tables and steps, which SQL reads."""
+        return [*(one.name for one in (*self.sources, *self.tables)), *(one.name for one in self.steps)]
+
+    def table_names(self) -> list[str]:
+        """The names of the lookup tables, which are no streams: an output cannot write them."""
+        return [one.name for one in self.tables]
 
     def dead_letter_queries(self) -> list[str]:
         """The names of the queries that write dead letters: one per source whose messages are decoded."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -15,9 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
+from slipstream.api import ConsumerLimits, Placement, Republish, StreamConfig, StreamSource, SubjectTransform
 from slipstream.errors import UsageError
 from slipstream.jetstream.requests import check_name
-from slipstream.kv.bucket import MAX_HISTORY, check_bucket
+from slipstream.kv.bucket import MAX_HISTORY, BucketConfig, BucketSource, check_bucket
 from slipstream.kv.keys import check_pattern
 from slipstream.spark.options import kv_stream_options, stream_options
 from slipstream.spark.pipelines.avro import spark_schema
@@ -47,6 +49,7 @@ MAX_AGE = 2**63 // 10**9  # seconds: ages are sent as nanoseconds in an int64
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INTERVAL = re.compile(r"\d{1,9} (?:milliseconds?|seconds?|minutes?|hours?)")
 _SYNTAX_POSITION = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
+_VARIABLE = re.compile(r"\$\$\{|\$\{(?:(?P<name>[A-Za-z_]\w*)(?::-(?P<default>[^}]*))?|[^}]*)\}?")
 _TARGETS = ("bucket", "stream", "path", "table")
 _SOURCE_OPTIONS = {  # key of the file -> option of the Spark format
     "starting": "starting",
@@ -74,16 +77,14 @@ def load(file: str) -> Pipeline:
     return parse(text, file=file, name=path.stem)
 
 
-def parse(text: str, *, file: str = "pipeline.toml", name: str = "") -> Pipeline:
-    """The pipeline in a text; raises PipelineError with every mistake. `name` is used if the text has none."""
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        found = _SYNTAX_POSITION.search(str(error))
-        last_line = TomlPosition(text.count("\n") + 1, 1)
-        position = TomlPosition(int(found[1]), int(found[2])) if found and found[1] else last_line
-        raise PipelineError(file, [Mistake(position, _SYNTAX_POSITION.sub("", str(error)))]) from error
-    reader = _Reader(data, TomlPositions(text))
+def parse(
+    text: str, *, file: str = "pipeline.toml", name: str = "", environ: Mapping[str, str] | None = None
+) -> Pipeline:
+    """The pipeline in a text; raises PipelineError with every mistake. `name` is used if the text has none; `${NAME}`
+    is a variable of `environ` (default: the process's)."""
+    data, positions = _read_files(text, file)
+    reader = _Reader(data, positions)
+    reader.expand(os.environ if environ is None else environ)
     pipeline = reader.pipeline(file, name)
     for path, message in target_conflicts(pipeline):
         reader.report(path, message)
@@ -92,6 +93,56 @@ def parse(text: str, *, file: str = "pipeline.toml", name: str = "") -> Pipeline
     if reader.mistakes:
         raise PipelineError(file, reader.mistakes, pipeline if is_readable else None)
     return pipeline
+
+
+def _read_files(text: str, file: str, parents: tuple[Path, ...] = ()) -> tuple[dict[str, Any], TomlPositions]:
+    """The content of a file, and of the files that it includes below it: what both have is the file's own."""
+    label = file if parents else ""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = _SYNTAX_POSITION.search(str(error))
+        line, column = (int(found[1]), int(found[2])) if found and found[1] else (text.count("\n") + 1, 1)
+        position = TomlPosition(line, column, label)
+        raise PipelineError(file, [Mistake(position, _SYNTAX_POSITION.sub("", str(error)))]) from error
+    own = TomlPositions(text, label)
+    head = data.get("pipeline")
+    wanted = head.pop("include", ()) if isinstance(head, dict) else ()
+    names = [wanted] if isinstance(wanted, str) else wanted
+    path, at = Path(file).resolve(), own[("pipeline", "include")]
+    if not isinstance(names, list | tuple) or not all(isinstance(one, str) for one in names):
+        text = f"include must be a file or a list of files, got {wanted!r}"
+        raise PipelineError(file, [Mistake(at, text)])
+    included: list[TomlPositions] = []
+    for one in names:
+        other = path.parent / one
+        try:
+            if other.resolve() in (path, *parents):
+                raise UsageError("it includes itself, directly or through others")
+            content = other.read_text("utf-8")
+        except (OSError, UnicodeDecodeError, UsageError) as error:
+            raise PipelineError(file, [Mistake(at, f"{one} cannot be included: {error}")]) from error
+        shown = str(Path(file).parent / one)
+        below, positions = _read_files(content, shown, (*parents, path))
+        data = _merged(below, data)
+        included += positions.files
+    return data, TomlPositions(text, label, included)
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Two tables in one, key by key; `above` decides where both have a value."""
+    found = dict(below)
+    for key, value in above.items():
+        other = found.get(key)
+        is_table = isinstance(value, dict) and isinstance(other, dict)
+        found[key] = _merged(other, value) if is_table and isinstance(other, dict) else value
+    return found
+
+
+class _Variable(str):
+    """A text that consists of one variable of the environment, which may stand for a number as well."""
+
+    __slots__ = ()
 
 
 class _Table:
@@ -108,6 +159,8 @@ class _Table:
         """The value of a key, if it has this type; `what` names the type in the mistake."""
         self._known.append(name)
         value = self._data.get(name, default)
+        if isinstance(value, _Variable):
+            value = _converted(value, (kind, *get_args(kind)))
         is_bool = isinstance(value, bool) and bool not in (kind, *get_args(kind))  # which is an int in Python
         if name in self._data and (is_bool or not isinstance(value, kind)):
             self.report(name, f"{name} must be {what}, got {value!r}")
@@ -176,6 +229,27 @@ class _Table:
                 self.report(key, f"{key} must be a string, a number, true or false, got {value!r}")
         return found
 
+    def settings(self, config: type, **fixed: Any) -> dict[str, Any]:
+        """The keys that are fields of a configuration, each checked by itself."""
+        names = [one.name for one in dataclasses.fields(config) if one.name not in fixed]
+        self._known += names
+        found: dict[str, Any] = {}
+        for name in names:
+            if name not in self._data:
+                continue
+            value = self._data[name]
+            if isinstance(value, _Variable):
+                value = _converted(value, (int, float, bool))
+            try:
+                value = _nested(name, value, is_bucket=config is BucketConfig)
+                config(**fixed, **{name: value})
+            except (UsageError, TypeError) as error:
+                text = str(error) if isinstance(error, UsageError) else f"{name} must not be {value!r}: {error}"
+                self.report(name, text)
+                continue
+            found[name] = value
+        return found
+
     def has(self, name: str) -> bool:
         return name in self._data
 
@@ -211,10 +285,42 @@ class _Table:
                 self.report(name, f"unknown key {name}{hint}")
 
 
+def _converted(text: str, kinds: tuple[Any, ...]) -> Any:
+    """A variable's text as a number or flag, where the key takes one and it is one."""
+    if bool in kinds and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        if kind in kinds:
+            try:
+                return kind(text)
+            except ValueError:
+                continue
+    return str(text)
+
+
+def _nested(name: str, value: Any, *, is_bucket: bool) -> Any:
+    """A setting that is a table in the file, as the class that the configuration takes."""
+    kinds = {"placement": Placement, "republish": Republish}
+    if is_bucket:
+        kinds |= {"mirror": BucketSource, "sources": BucketSource}
+    else:
+        kinds |= {"mirror": StreamSource, "sources": StreamSource, "subject_transform": SubjectTransform}
+        kinds |= {"consumer_limits": ConsumerLimits}
+    if name not in kinds:
+        return value
+    if name == "sources":
+        each = value if isinstance(value, list) else [value]
+        return tuple(_nested("mirror", one, is_bucket=is_bucket) for one in each)
+    if isinstance(value, str) and name == "mirror" and not is_bucket:
+        return StreamSource(name=value)
+    return kinds[name](**value) if isinstance(value, dict) else value
+
+
 class _Reader:
     """Walks the tables of one file and collects mistakes."""
 
-    def __init__(self, data: Mapping[str, Any], positions: TomlPositions) -> None:
+    def __init__(self, data: dict[str, Any], positions: TomlPositions) -> None:
+        self._data = data
         self._root = _Table(self, (), data)
         self._positions = positions
         self.mistakes: list[Mistake] = []
@@ -224,6 +330,40 @@ class _Reader:
         """Add a mistake at the position of a key."""
         self.broken.add(path[:2])
         self.mistakes.append(Mistake(self._positions[path], text))
+
+    def expand(self, environ: Mapping[str, str]) -> None:
+        """Replace `${NAME}` and `${NAME:-default}` in every string of the file; `$${` is the text `${` itself."""
+
+        def replaced(value: Any, path: tuple[str, ...]) -> Any:
+            if isinstance(value, dict):
+                for key in value:
+                    value[key] = replaced(value[key], (*path, key))
+            elif isinstance(value, list):
+                return [replaced(one, path) for one in value]
+            elif isinstance(value, str) and "${" in value:
+                text = _VARIABLE.sub(lambda found: self._variable(found, value, path, environ), value)
+                return _Variable(text) if _VARIABLE.fullmatch(value) else text
+            return value
+
+        replaced(self._data, ())
+
+    def _variable(self, found: re.Match[str], value: str, path: tuple[str, ...], environ: Mapping[str, str]) -> str:
+        if found[0] == "$${":
+            return "${"
+        name, default = found["name"], found["default"]
+        if name is None:
+            text = f"a variable must be ${{NAME}} or ${{NAME:-default}}, got {found[0]!r} ($${{ is the text itself)"
+        elif environ.get(name) or (default is None and name in environ):
+            return environ[name]
+        elif default is not None:
+            return default
+        else:
+            near = difflib.get_close_matches(name, list(environ), 1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            text = f"the environment has no variable {name!r}; {hint}Set it, or write ${{{name}:-default}}"
+        self.broken.add(path[:2])
+        self.mistakes.append(Mistake(self._positions.inside(path, value, found.start()), text))
+        return found[0]
 
     def pipeline(self, file: str, name: str) -> Pipeline:
         root = self._root
@@ -249,11 +389,14 @@ class _Reader:
             streams=tuple(self._stream(*one) for one in root.tables("streams")),
             buckets=tuple(self._bucket(*one) for one in root.tables("buckets")),
             sources=tuple(self._source(*one) for one in root.tables("sources")),
+            tables=tuple(self._lookup(*one) for one in root.tables("tables")),
             steps=tuple(self._step(*one) for one in root.tables("steps")),
             outputs=(),
             positions=self._positions,
         )
-        outputs = tuple(self._output(*one, found.views()) for one in root.tables("outputs"))
+        tables = found.table_names()
+        views = [name for name in found.views() if name not in tables]
+        outputs = tuple(self._output(*one, views, tables) for one in root.tables("outputs"))
         self._check_dead_letters(found.sources, outputs)
         for table in (head, spark, root):
             table.close()
@@ -261,8 +404,8 @@ class _Reader:
             self.report((), "a pipeline needs at least one source, a table [sources.x]")
         if not outputs and not root.is_bad("outputs"):
             self.report((), "a pipeline needs at least one output, a table [outputs.x]")
-        self._check_names(found.sources, found.steps)
-        steps = self._ordered(found.steps, [one.name for one in found.sources])
+        self._check_names({"source": found.sources, "table": found.tables, "step": found.steps})
+        steps = self._ordered(found.steps, [one.name for one in (*found.sources, *found.tables)])
         return dataclasses.replace(found, steps=steps, outputs=outputs)
 
     def _trigger(self, head: _Table) -> str:
@@ -314,30 +457,43 @@ class _Reader:
         if not 0 <= age <= MAX_AGE:
             table.report("max_age_seconds", f"max_age_seconds must be between 0 (no limit) and {MAX_AGE}, got {age}")
             age = 0.0
-        found = StreamSpec(
-            name=name,
-            subjects=subjects,
-            replicas=table.whole("replicas", 1, most=5),
-            max_age_seconds=float(age),
-            batched=table.flag("batched"),
-        )
+        settings = {
+            "num_replicas": table.whole("replicas", 1, most=5),
+            "max_age": float(age),
+            "allow_batched": table.flag("batched"),
+            **table.settings(StreamConfig, name="x", subjects=("x",)),
+        }
         table.close()
-        return found
+        return StreamSpec(name=name, subjects=subjects, settings=settings)
 
     def _bucket(self, name: str, table: _Table) -> BucketSpec:
         table.attempt("", partial(check_bucket, name))
-        found = BucketSpec(
+        history, replicas = table.whole("history", 1, most=MAX_HISTORY), table.whole("replicas", 1, most=5)
+        settings = table.settings(BucketConfig, bucket="x")
+        table.close()
+        return BucketSpec(name=name, settings={**settings, "history": history, "replicas": replicas})
+
+    def _lookup(self, name: str, table: _Table) -> Source:
+        """A lookup table: the current state of a bucket."""
+        bucket = table.checked("bucket", check_bucket, needed=True)
+        format_, schema = self._format(table)
+        keys = table.texts("keys")
+        for one in keys:
+            table.attempt("keys", partial(check_pattern, one))
+        found = Source(
             name=name,
-            history=table.whole("history", 1, most=MAX_HISTORY),
-            replicas=table.whole("replicas", 1, most=5),
+            position=self._positions[("tables", name, "schema")],
+            bucket=bucket,
+            format=format_,
+            schema=schema,
+            options={"keys": ",".join(keys)} if keys else {},
+            parse=table.table("parse").strings(),
         )
         table.close()
         return found
 
-    def _source(self, name: str, table: _Table) -> Source:
-        stream, bucket = table.checked("stream", check_name), table.checked("bucket", check_bucket)
-        if bool(stream) == bool(bucket) and not table.is_bad("stream", "bucket"):
-            table.report("", f"[sources.{name}] needs either a stream or a bucket to read")
+    def _format(self, table: _Table) -> tuple[str, str]:
+        """How payloads are decoded: the format and the schema."""
         format_ = table.choice("format", FORMATS, "raw")
         schema = table.text("schema")
         if table.is_bad("format", "schema"):
@@ -349,6 +505,13 @@ class _Reader:
                 table.report("format", f"format {format_} needs a schema, such as 'id BIGINT, name STRING'")
         elif format_ == "avro":
             table.attempt("schema", partial(spark_schema, schema))
+        return format_, schema
+
+    def _source(self, name: str, table: _Table) -> Source:
+        stream, bucket = table.checked("stream", check_name), table.checked("bucket", check_bucket)
+        if bool(stream) == bool(bucket) and not table.is_bad("stream", "bucket"):
+            table.report("", f"[sources.{name}] needs either a stream or a bucket to read")
+        format_, schema = self._format(table)
         found = Source(
             name=name,
             position=self._positions[("sources", name, "schema")],
@@ -403,9 +566,12 @@ class _Reader:
         table.close()
         return found
 
-    def _output(self, name: str, table: _Table, views: list[str]) -> Output:
+    def _output(self, name: str, table: _Table, views: list[str], tables: list[str]) -> Output:
         view = table.text("from", needed=True)
-        if view and view not in views:
+        if view in tables:
+            text = f"a table is not a stream of rows: join {view!r} with a source in a step, and write that"
+            table.report("from", text)
+        elif view and view not in views:
             table.report("from", f"there is no source or step {view!r}; {suggestion(view, views, 'the file has')}")
         bucket, stream = table.checked("bucket", check_bucket), table.checked("stream", check_name)
         targets = {"bucket": bucket, "stream": stream, "files": table.text("path"), "table": table.text("table")}
@@ -452,10 +618,10 @@ class _Reader:
         if output.kind in ("files", "table") and output.mode != "append" and not table.is_bad("mode"):
             table.report("mode", f"mode must be 'append' for files and tables, got {output.mode!r}")
 
-    def _check_names(self, sources: tuple[Source, ...], steps: tuple[Step, ...]) -> None:
-        """Sources and steps become views, whose names Spark compares without regard to case."""
+    def _check_names(self, parts: Mapping[str, tuple[Source | Step, ...]]) -> None:
+        """Sources, tables and steps become views, whose names Spark compares without regard to case."""
         taken: dict[str, tuple[str, str]] = {}
-        for kind, name in [("source", one.name) for one in sources] + [("step", one.name) for one in steps]:
+        for kind, name in [(kind, one.name) for kind, found in parts.items() for one in found]:
             if not _NAME.fullmatch(name):
                 self.report(
                     (f"{kind}s", name), f"a {kind}'s name must consist of letters, digits and '_', got {name!r}"

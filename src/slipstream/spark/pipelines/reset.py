@@ -7,12 +7,16 @@ files go with the checkpoints. Messages and rows elsewhere are not touched, and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from slipstream.errors import UsageError
+from slipstream.errors import StreamNotFoundError, UsageError
+from slipstream.spark.options import DEFAULT_PROGRESS
+from slipstream.spark.pipelines.connection import NotReachedError, existing_server
 from slipstream.spark.pipelines.model import Pipeline
 from slipstream.spark.pipelines.sink_files import SINK_LOG, clear
 from slipstream.spark.pipelines.state import StateFolder
+from slipstream.spark.sink.progress import Progress
 
 SHOWN = 5  # names of files in a message
 
@@ -20,7 +24,9 @@ SHOWN = 5  # names of files in a message
 class Reset:
     """A reset of some outputs, or of all. Raises UsageError if the pipeline is running."""
 
-    def __init__(self, pipeline: Pipeline, names: Sequence[str] = ()) -> None:
+    def __init__(self, pipeline: Pipeline, names: Sequence[str] = (), servers: str = "") -> None:
+        """`servers` take precedence over those of the file."""
+        self._pipeline, self._servers = pipeline, servers
         self._state = state = StateFolder(pipeline)
         self._what = f"the pipeline {pipeline.name!r}"
         with state.lock.held(self._what):  # before the user is asked anything
@@ -53,10 +59,37 @@ class Reset:
     def apply(self) -> Iterator[str]:
         """Do it; yields a line per folder in which files of others are left."""
         with self._state.lock.held(self._what):
+            writers = self._writers()
             self._state.reset(self._queries)
+            if note := self._forget(writers):
+                yield note
             for folder in self._folders():
                 if left := clear(folder).left:
                     yield f"leaves what it has not written in {folder}: {_some(left)}"
+
+    def _writers(self) -> list[tuple[str, str]]:
+        """The queries that have published to streams, each with its stream."""
+        targets = {one.name: one.target for one in self._outputs if one.kind == "stream"}
+        outputs = [one.name for one in self._outputs]
+        targets |= {name: self._pipeline.dead_letter for name in self._queries if name not in outputs}
+        found = [(self._state.query_id(name), target) for name, target in targets.items()]
+        return [(query, target) for query, target in found if query and target]
+
+    def _forget(self, writers: list[tuple[str, str]]) -> str:
+        """Purge what the server keeps of these queries for retries, which no query needs any more. Returns a line if
+        the server cannot be reached; a few records then stay there."""
+        if not writers:
+            return ""
+        try:
+            with existing_server(self._pipeline, self._state, self._servers) as js:
+                if js is None:
+                    return ""
+                for query, target in writers:
+                    with suppress(StreamNotFoundError):
+                        Progress(js, DEFAULT_PROGRESS, target).forget(query)
+        except NotReachedError as error:
+            return f"leaves the records of retries on the server: {error}"
+        return ""
 
     def _folders(self) -> Iterator[Path]:
         paths = map(self._state.output_path, self._outputs)

@@ -25,22 +25,23 @@ from slipstream.spark.failures import failure_of, is_misfit, is_outage, is_trans
 from slipstream.spark.pipelines.checks.servers import check_servers
 from slipstream.spark.pipelines.connection import connection_options, create_declared, last_sequences, open_connection
 from slipstream.spark.pipelines.display import Lines, display
-from slipstream.spark.pipelines.model import Output, Pipeline, PipelineError, check_master
+from slipstream.spark.pipelines.lag import lag_seconds, letter_counts
+from slipstream.spark.pipelines.model import Pipeline, PipelineError, check_master
 from slipstream.spark.pipelines.spark_session import start_spark
 from slipstream.spark.pipelines.state import QueryState, StateFolder, lag_of, now_text
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from slipstream.spark.pipelines.build import QueryPlan
 
 POLL = 0.5  # seconds between two looks at the queries
+METRICS = "slipstream"  # as build.py names them, which needs pyspark
+MEASURE = 2.0  # seconds between two looks at ages and dead letters
 START_TIMEOUT = 20.0  # after so many seconds a query no longer counts as starting
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0
 MAX_FAILURES = 20
-_CATALOG_KIND = "spark.sql.catalogImplementation"
 
 
 class RunningQuery:
@@ -94,6 +95,9 @@ class RunningQuery:
             state.batch_rows = rows
             state.batch_seconds = progress.get("batchDuration", 0) / 1_000
             self.backoff.reset()
+        written = (progress.get("observedMetrics") or {}).get(METRICS)
+        if written is not None:
+            state.written = max(state.written, 0) + int(written["rows"])
         state.is_recovered = bool(state.error) and not state.is_failed
         for index, source in enumerate(progress["sources"]):
             end = source["endOffset"]
@@ -130,6 +134,7 @@ class Runner:
         self._earlier: dict[str, QueryState] = {}
         self.queries: dict[str, RunningQuery] = {}
         self.seconds = 0.0
+        self._measure_at = 0.0
 
     def stop(self) -> None:
         """End the run, from a signal handler or another thread."""
@@ -158,10 +163,20 @@ class Runner:
             raise Error("\n".join(failed))
         return {name: one.state for name, one in self.queries.items()}
 
+    def result(self) -> dict[str, Any]:
+        """What the run has done so far, for programs."""
+        names = ("rows", "written", "batch", "at", "dead", "error", "error_at", "is_failed")
+        outputs = {
+            name: {slot: getattr(one.state, slot) for slot in names} | {"written": _known(one.state.written)}
+            for name, one in self.queries.items()
+        }
+        ok = bool(outputs) and not any(one.is_failed for one in self.queries.values())
+        return {"pipeline": self._pipeline.name, "ok": ok, "seconds": round(self.seconds, 3), "outputs": outputs}
+
     def _run_on_spark(self, connection: dict[str, str], js: JetStream, screen: Lines) -> None:
         report = check_servers(self._pipeline, js)
-        for line, column, text in ((*position, text) for position, text in report.warnings):
-            screen.say(f"{self._pipeline.file}:{line}:{column}: warning: {text}")
+        for warning in report.warnings:
+            screen.say(warning.line(self._pipeline.file, "warning: "))
         if self._stopping.is_set():
             return
         begin = time.monotonic()
@@ -176,7 +191,7 @@ class Runner:
                     raise PipelineError(self._pipeline.file, mistakes)
                 for created in create_declared(js, self._pipeline):
                     screen.say(f"created {created}")
-                plans = plan_queries(spark, self._pipeline, connection)
+                plans = plan_queries(spark, self._pipeline, connection, snapshots=str(self._state.tables))
                 self.queries = {plan.name: RunningQuery(plan) for plan in plans}
                 self._supervise(connection, js, screen)
         finally:
@@ -194,6 +209,7 @@ class Runner:
                     break
                 self._report(connection, js, screen)
                 self._stopping.wait(POLL / 5 if waiting else POLL)
+            self._measure_at = 0.0  # the last report is of the end
             self._report(connection, js, screen)
         finally:
             self.seconds = time.monotonic() - begin
@@ -213,27 +229,9 @@ class Runner:
         return sum(one.is_starting() for one in self.queries.values()) < self._max_starting
 
     def _start(self, one: RunningQuery) -> None:
-        from slipstream.spark.pipelines.build import errors_at
+        from slipstream.spark.pipelines.queries import start_query
 
-        plan = one.plan
-        with errors_at(self._pipeline, plan.position, f"output {plan.name!r}"):
-            writer = plan.writer().queryName(f"{self._pipeline.name}-{plan.name}")
-            writer = writer.option("checkpointLocation", str(self._state.checkpoint(plan.name)))
-            if self._once:
-                writer = writer.trigger(availableNow=True)
-            else:
-                writer = writer.trigger(processingTime=self._pipeline.trigger)
-            one.started(self._start_writer(writer, plan.output))
-
-    def _start_writer(self, writer: DataStreamWriter, output: Output | None) -> StreamingQuery:
-        path = self._state.output_path(output) if output is not None else None
-        if output is not None and output.kind == "table":
-            # Spark's own catalog is in memory and forgets the table, but the folder stays: with the path set, the table
-            # is created again over the files of earlier runs.
-            if path is not None and self._pipeline.conf.get(_CATALOG_KIND, "in-memory") == "in-memory":
-                writer = writer.option("path", str(path))
-            return writer.toTable(output.target)
-        return writer.start(str(path)) if path is not None else writer.start()
+        one.started(start_query(one.plan, self._pipeline, self._state, once=self._once))
 
     def _check(self, waiting: deque[RunningQuery], screen: Lines) -> bool:
         """Restart the queries whose pause is over and handle failures; False once every query is done. Queries that
@@ -277,8 +275,27 @@ class Runner:
     def _report(self, connection: dict[str, str], js: JetStream, screen: Lines) -> None:
         for one in self.queries.values():
             one.update()
-        screen.show({name: one.state for name, one in self.queries.items()}, self._lags(js))
+        lags = self._lags(js)
+        self._measure(js, lags)
+        screen.show({name: one.state for name, one in self.queries.items()}, lags)
         self._save(connection)
+
+    def _measure(self, js: JetStream, lags: Mapping[str, int]) -> None:
+        """Look at what costs a request each: how old unread messages are, and how many dead letters there are."""
+        if time.monotonic() < self._measure_at:
+            return
+        self._measure_at = time.monotonic() + MEASURE
+        states = {name: one.state for name, one in self.queries.items()}
+        totals = self._totals()
+        try:
+            letters = letter_counts(js, self._pipeline)
+            for name, state in states.items():
+                state.dead = letters.get(name, 0)
+                state.lag_seconds = 0.0
+                if lags.get(name):
+                    state.lag_seconds = lag_seconds(js, self._pipeline, name, totals[name].sequences)
+        except Error:  # the server is unreachable for a moment
+            return
 
     def _lags(self, js: JetStream) -> dict[str, int]:
         """How many messages each query has still to read."""
@@ -300,6 +317,10 @@ class Runner:
     def _totals(self) -> dict[str, QueryState]:
         """Each query's state, with its earlier runs added."""
         return {name: one.state.after(self._earlier.get(name, QueryState())) for name, one in self.queries.items()}
+
+
+def _known(count: int) -> int | None:
+    return count if count >= 0 else None
 
 
 def stop_on_signals(runner: Runner) -> None:

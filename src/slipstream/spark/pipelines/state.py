@@ -43,6 +43,9 @@ class QueryState:
     is_failed: bool = False  # whether it failed for good, and is not restarted
     batch_rows: int = 0  # of the last batch
     batch_seconds: float = 0.0
+    written: int = -1  # rows for the target, of all batches; -1 if unknown
+    dead: int = 0  # dead letters in their stream, of this output or source
+    lag_seconds: float = 0.0  # the age of the oldest message that is still to be read
 
     def after(self, earlier: QueryState) -> QueryState:
         """This run added to the runs before it; a run without batches keeps what they have seen."""
@@ -59,6 +62,9 @@ class QueryState:
             is_failed=self.is_failed,
             batch_rows=self.batch_rows if self.at else earlier.batch_rows,
             batch_seconds=self.batch_seconds if self.at else earlier.batch_seconds,
+            written=max(self.written, 0) + max(earlier.written, 0) if max(self.written, earlier.written) >= 0 else -1,
+            dead=self.dead,
+            lag_seconds=self.lag_seconds,
         )
 
 
@@ -80,6 +86,15 @@ class StateFolder:
     def checkpoint(self, output: str) -> Path:
         """The checkpoint of an output."""
         return self.path / "checkpoints" / output
+
+    def query_id(self, output: str) -> str:
+        """The id of an output's query; empty if it has none yet."""
+        return _query_id(self.checkpoint(output))
+
+    @property
+    def tables(self) -> Path:
+        """The states of lookup tables that micro-batches have seen."""
+        return self.path / "tables"
 
     @property
     def spark_log(self) -> Path:
@@ -169,11 +184,23 @@ class StateFolder:
         """Remove the checkpoints and the progress of these outputs; returns the removed folders."""
         removed = [folder for output in outputs if (folder := self.checkpoint(output)).exists()]
         for folder in removed:
+            if query := _query_id(folder):
+                for states in self.tables.glob(f"*/{query}"):
+                    shutil.rmtree(states)
             shutil.rmtree(folder)
         _, url, queries = self.read_run()
         if queries:
             self.write_run(url, {name: one for name, one in queries.items() if name not in outputs})
         return removed
+
+
+def _query_id(checkpoint: Path) -> str:
+    """The id of the query that a checkpoint belongs to; empty if it has none yet."""
+    try:
+        found = str(json.loads((checkpoint / "metadata").read_text("utf-8")).get("id", ""))
+    except (OSError, ValueError):
+        return ""
+    return found if re.fullmatch(r"[0-9a-f-]+", found) else ""
 
 
 def _local(target: str, base: Path) -> str | Path:

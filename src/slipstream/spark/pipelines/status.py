@@ -41,6 +41,8 @@ def status_of(pipeline: Pipeline, servers: str = "") -> dict[str, Any]:
         outputs[name] = {
             "batch": batch,
             "rows": seen.rows,
+            "written": seen.written if seen.written >= 0 else None,
+            "dead": seen.dead,
             "at": seen.at,
             "lag": lag_of(pipeline, name, offsets, last),
             "read": sum(offset.get("seq", 0) for offset in offsets),

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -19,36 +20,56 @@ _ESCAPES = {'\\"': '"', "\\\\": "\\"}
 
 
 class TomlPosition(NamedTuple):
-    """A line and a column, counted from 1."""
+    """A line and a column, counted from 1; `file` is set in a file that another one includes."""
 
     line: int
     column: int
+    file: str = ""
 
 
 class TomlPositions:
-    """The positions of the keys of one file, by path."""
+    """The positions of the keys of one file, by path, and of the keys of the files that it includes."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, file: str = "", included: Iterable[TomlPositions] = ()) -> None:
         self._text = text
+        self._file = file
+        self._files = (self, *included)
         self._found: dict[tuple[str, ...], int] = {}
         self._strings: dict[tuple[str, ...], tuple[int, int]] = {}  # where the strings begin and end, with their quotes
         self._read()
 
+    @property
+    def files(self) -> tuple[TomlPositions, ...]:
+        """This file and those that it includes."""
+        return self._files
+
     def __getitem__(self, path: tuple[str, ...]) -> TomlPosition:
         """The position of a key, or of the nearest enclosing table that the text has."""
-        while path and path not in self._found:
+        while path:
+            for one in self._files:
+                if found := one.find(path):
+                    return found
             path = path[:-1]
-        return self._position(self._found.get(path, 0))
+        return self._position(0)
 
     def inside(self, path: tuple[str, ...], value: str, offset: int) -> TomlPosition:
         """The position of an offset in a string value; of the key if the value is escaped in the file."""
+        for one in self._files:
+            if value and (found := one.find(path, value, offset)):
+                return found
+        return self[path]
+
+    def find(self, path: tuple[str, ...], value: str = "", offset: int = 0) -> TomlPosition | None:
+        """The position of a key in this very file, or of an offset in its value; None if it is not there."""
+        if not value:
+            return self._position(self._found[path]) if path in self._found else None
         start, end = self._strings.get(path, (0, 0))
         at = self._text.find(value, start, end)
-        return self._position(at + offset) if value and at >= 0 else self[path]
+        return self._position(at + offset) if at >= 0 else None
 
     def _position(self, at: int) -> TomlPosition:
         before = self._text[:at]
-        return TomlPosition(before.count("\n") + 1, at - (before.rfind("\n") + 1) + 1)
+        return TomlPosition(before.count("\n") + 1, at - (before.rfind("\n") + 1) + 1, self._file)
 
     def _read(self) -> None:
         table: tuple[str, ...] = ()

@@ -23,13 +23,14 @@ from slipstream.facade._sync.client import JetStream
 from slipstream.jetstream.publish.bulk_window import Draft
 from slipstream.jetstream.reads.direct_get import StoredMessage
 from slipstream.spark.connect import RetryingConnection
+from slipstream.spark.micro_batch import micro_batch
 from slipstream.spark.options import SinkOptions, sink_options
 from slipstream.spark.sink.dead_letters import DeadLetters, is_bad_row
 from slipstream.spark.sink.entries import Change, Layout, layout_of
 from slipstream.spark.sink.fence import Epoch, is_due
 from slipstream.spark.sink.outbox import Outbox, size_error
 from slipstream.spark.sink.replay import Replay
-from slipstream.spark.sink.stream import BATCH_ID, QUERY_ID, current_task
+from slipstream.spark.sink.stream import current_task
 from slipstream.spark.source.kv_location import origin_of
 
 if TYPE_CHECKING:
@@ -228,9 +229,8 @@ def _rejection(row: int, change: Change, error: Error) -> UsageError:
 
 def current_epoch() -> Epoch | None:
     """The micro-batch of this task; None outside of streaming queries."""
-    context = current_task()
-    query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
-    return Epoch(query, int(batch)) if query and batch else None
+    found = micro_batch(current_task())
+    return Epoch(*found) if found else None
 
 
 def key_value_task(options: Mapping[str, str], schema: StructType) -> KeyValueTask:

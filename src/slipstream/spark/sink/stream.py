@@ -47,6 +47,7 @@ from slipstream.errors import ApiError, Error, StreamNotFoundError, UsageError
 from slipstream.facade._sync.client import JetStream
 from slipstream.jetstream.publish.bulk_window import Draft
 from slipstream.spark.connect import RetryingConnection
+from slipstream.spark.micro_batch import BATCH_ID, QUERY_ID
 from slipstream.spark.options import JETSTREAM, StreamSinkOptions, stream_sink_options
 from slipstream.spark.sink.dead_letters import DeadLetters, is_bad_row
 from slipstream.spark.sink.outbox import FastOutbox, Outbox, size_error
@@ -59,8 +60,6 @@ from slipstream.wire.subjects import matcher
 if TYPE_CHECKING:
     import pyarrow as pa
 
-QUERY_ID = "sql.streaming.queryId"
-BATCH_ID = "streaming.sql.batchId"
 _MIN_LOOK = 0.5  # seconds
 ATOMIC_ROWS = 1_000  # the most that a server accepts in one batch
 ATOMIC_BYTES = 4 * 1024 * 1024

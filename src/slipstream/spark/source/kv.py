@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -35,6 +36,7 @@ from slipstream.jetstream.reads.columns import Columns, Part
 from slipstream.jetstream.reads.direct_get import StoredMessage
 from slipstream.kv.snapshot import check_past
 from slipstream.spark.connect import RetryingConnection
+from slipstream.spark.micro_batch import micro_batch
 from slipstream.spark.options import (
     JETSTREAM_KV,
     KvSourceOptions,
@@ -165,10 +167,35 @@ class BucketReader(DataSourceReader):
         return [] if self._is_empty else [BucketPartition(part, created_of(info), prefix)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        from slipstream.spark.source import kv_rows
-
         if not isinstance(partition, BucketPartition):
             return
+        if self._options.snapshots and (task := micro_batch(TaskContext.get())):
+            yield from self._snapshot(partition, *task)
+        else:
+            yield from self._read_rows(partition)
+
+    def _snapshot(self, partition: BucketPartition, query: str, batch: int) -> Iterator[pa.RecordBatch]:
+        """The state of the bucket as of a micro-batch of a query, the same for all of its tasks and attempts."""
+        from slipstream.spark.source import kv_rows, kv_snapshots
+
+        options = self._options
+
+        def info() -> StreamInfo:
+            with RetryingConnection(options.feed.connection, os.environ) as server:
+                return server.run(lambda js: inspect_bucket(js.stream(options.feed.stream), options.bucket))
+
+        def read() -> Iterator[pa.RecordBatch]:
+            # A bucket that was created again since the query was planned is simply the bucket now.
+            return self._read_rows(BucketPartition(partition.part, created_of(info()), partition.prefix))
+
+        what = f"{options.bucket} {options.keys} {options.include_deletes} {self._names}"
+        folder = kv_snapshots.snapshot_folder(options.snapshots, query, what)
+        schema = kv_rows.arrow_schema(self._names)
+        yield from kv_snapshots.snapshot(folder, batch, lambda: kv_snapshots.state_of(info()), read, schema)
+
+    def _read_rows(self, partition: BucketPartition) -> Iterator[pa.RecordBatch]:
+        from slipstream.spark.source import kv_rows
+
         options = self._options
 
         def read_all(js: JetStream) -> tuple[dict[str, kv_rows.KeyHistory], StreamInfo]:

@@ -129,5 +129,9 @@ def batches(rows: Iterable[Row], names: Sequence[str]) -> Iterator[pa.RecordBatc
 
 def record_batch(rows: Sequence[Row], names: Sequence[str]) -> pa.RecordBatch:
     """One batch with the columns of these names."""
-    schema = pa.schema([pa.field(name, _COLUMNS[name][0]) for name in names])
-    return pa.RecordBatch.from_arrays([_COLUMNS[name][1](rows) for name in names], schema=schema)
+    return pa.RecordBatch.from_arrays([_COLUMNS[name][1](rows) for name in names], schema=arrow_schema(names))
+
+
+def arrow_schema(names: Sequence[str]) -> pa.Schema:
+    """The types of the columns."""
+    return pa.schema([pa.field(name, _COLUMNS[name][0]) for name in names])

@@ -78,11 +78,17 @@ def source_columns(source: Source) -> dict[str, str]:
     return {**ddl_columns(schema), **{alias: raw[name] for name, alias in meta.items()}}
 
 
+def _decoded(pipeline: Pipeline) -> Iterator[tuple[str, Source]]:
+    """Sources and tables, with the word of the file for them."""
+    yield from (("sources", one) for one in pipeline.sources)
+    yield from (("tables", one) for one in pipeline.tables)
+
+
 def known_columns(pipeline: Pipeline, broken: Container[tuple[str, ...]] = ()) -> dict[str, dict[str, str]]:
     """The columns of the sources and steps whose columns the file tells; `broken` are tables with mistakes."""
     found: dict[str, dict[str, str]] = {}
-    for source in pipeline.sources:
-        if ("sources", source.name) in broken:
+    for kind, source in _decoded(pipeline):
+        if (kind, source.name) in broken:
             continue
         try:
             found[source.name] = source_columns(source)
@@ -139,21 +145,21 @@ def file_mistakes(pipeline: Pipeline, broken: Container[tuple[str, ...]] = ()) -
 
     `broken` are tables whose mistakes are known already: what follows from these is not reported.
     """
-    for source in pipeline.sources:
-        if ("sources", source.name) in broken:
+    for kind, source in _decoded(pipeline):
+        if (kind, source.name) in broken:
             continue
         try:
             source_columns(source)
         except DdlError as error:
-            yield Found(("sources", source.name, "schema"), str(error), source.schema, error.offset)
+            yield Found((kind, source.name, "schema"), str(error), source.schema, error.offset)
         except UsageError:
             continue  # of Avro: the reader reports it
     for step in pipeline.steps:
         if ("steps", step.name) not in broken and (message := _sql_mistake(step.sql)):
             yield Found(("steps", step.name, "sql"), message)
     known = known_columns(pipeline, broken)
-    for kind, table in (("sources", pipeline.sources), ("steps", pipeline.steps)):
-        for one in table:
+    for kind, parts in (("sources", pipeline.sources), ("steps", pipeline.steps)):
+        for one in parts:
             if one.watermark[0] and (kind, one.name) not in broken:
                 yield from _watermark_mistakes((kind, one.name, "watermark"), one.watermark, known.get(one.name))
     for output in pipeline.outputs:

@@ -56,6 +56,8 @@ class _Check:
     def run(self) -> list[Mistake]:
         for source in self._pipeline.sources:
             self._source(source)
+        for table in self._pipeline.tables:
+            self._table(table)
         for step in self._pipeline.steps:
             self._step(step)
         for output in self._pipeline.outputs:
@@ -86,6 +88,13 @@ class _Check:
             rows = raw if source.format == "raw" else build.decode(source, raw, "x")[0]
         if rows is not None:
             self._add(("sources", source.name), what, rows, source.watermark)
+
+    def _table(self, table: Source) -> None:
+        with self._at("tables", table.name, "schema", what=f"table {table.name!r}"):
+            raw = self._spark.createDataFrame([], ", ".join(f"{name} {kind}" for name, kind in BUCKET_COLUMNS.items()))
+            rows = raw if table.format == "raw" else build.decode(table, raw, "x")[0]
+            rows.createOrReplaceTempView(table.name)
+            self._frames[table.name] = rows
 
     def _step(self, step: Step) -> None:
         used = tables_in(step.sql, self._views)

@@ -29,9 +29,12 @@ def check_servers(pipeline: Pipeline, js: JetStream | None) -> ServerReport:
     """Look at the streams and buckets that a pipeline names. Without `js`, the server has none yet."""
     report = ServerReport([], [])
     streams = _Streams(pipeline, js)
-    for source in pipeline.sources:
+    for kind, source in (
+        *(("sources", one) for one in pipeline.sources),
+        *(("tables", one) for one in pipeline.tables),
+    ):
         key = "stream" if source.stream else "bucket"
-        path = ("sources", source.name, key)
+        path = (kind, source.name, key)
         config, problem = streams.look(source.stream_name)
         if problem:
             report.mistakes.append(pipeline.mistake(path, problem))

@@ -38,8 +38,8 @@ def validate_file(file: str, *, servers: str = "", deep: bool = False, verbose: 
             validate(error.pipeline, servers=servers, deep=deep, verbose=verbose)
         except PipelineError as more:
             # What Spark says about a line that the file's own check has reported is the same mistake.
-            lines = {one.position.line for one in error.mistakes}
-            new = [one for one in more.mistakes if one.position.line not in lines]
+            lines = {one.position._replace(column=0) for one in error.mistakes}
+            new = [one for one in more.mistakes if one.position._replace(column=0) not in lines]
             raise PipelineError(file, [*error.mistakes, *new]) from error
         raise
     return validate(pipeline, servers=servers, deep=deep, verbose=verbose)
@@ -61,7 +61,7 @@ def validate(pipeline: Pipeline, *, servers: str = "", deep: bool = False, verbo
         unchecked.insert(0, _without_spark(pipeline))
     if mistakes:
         raise PipelineError(pipeline.file, mistakes)
-    warnings = tuple(f"{pipeline.file}:{at.line}:{at.column}: warning: {text}" for at, text in report.warnings)
+    warnings = tuple(one.line(pipeline.file, "warning: ") for one in report.warnings)
     return Validation(pipeline, warnings, tuple(one for one in unchecked if one))
 
 

@@ -109,6 +109,10 @@ def _text(pipeline: Pipeline) -> Iterator[str]:
         yield from below(source.name, "")
         if pipeline.dead_letter and source.format != "raw":
             yield f"   (what cannot be decoded → stream {pipeline.dead_letter})"
+    for table in pipeline.tables:
+        origin = f"state of bucket {table.bucket}, {table.format}"
+        yield f"table {table.name} ← {origin}  [{_columns(known.get(table.name))}]"
+        yield from below(table.name, "")
     reached = {edge.end for edge in flows}
     for step in pipeline.steps:
         if step.name not in reached:
@@ -120,6 +124,9 @@ def _mermaid(pipeline: Pipeline) -> Iterator[str]:
     yield "flowchart LR"
     for source in pipeline.sources:
         yield f'    {_id(source.name)}[("{_label(source.name)}<br/>{_label(_origin(source))}")]'
+    for table in pipeline.tables:
+        label = f"{_label(table.name)}<br/>state of bucket {_label(table.bucket)}, {table.format}"
+        yield f'    {_id(table.name)}[("{label}")]'
     for step in pipeline.steps:
         yield f'    {_id(step.name)}["{_label(step.name)}"]'
     for output in pipeline.outputs:
