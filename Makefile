@@ -2,17 +2,21 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench soak spec docs clean java
+.PHONY: help demo test test-floor check bench soak spec docs clean java
 
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 ARCHIVE := $(VENV)/spark.jsa
+SPARK_TESTS := tests/spark tests/test_docs.py
 MERMAID := build/mermaid/package/dist/mermaid.min.js
 
 # Outside an activated environment Spark's workers would run the system's Python, which has none of our packages.
 export PYSPARK_PYTHON := $(CURDIR)/$(PY)
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
+
+# Container images set it, and then each of some hundred processes that tests start would compile every module anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 # The first that runs and is new enough: a name on PATH may be a shim with nothing behind it.
 FIND_PYTHON = for python in $(PYTHON) python3.13 python3.12 python3.11 python3; do \
@@ -28,21 +32,34 @@ FIND_PYTHON = for python in $(PYTHON) python3.13 python3.12 python3.11 python3; 
 FIND_JAVA = JAVA_HOME="$$($(PY) tools/java_home.py)" || exit 1; export JAVA_HOME
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: java $(STAMP) ## A pipeline of orders: embedded server, Spark, Key-Value views, Parquet
 	@$(FIND_JAVA); $(PY) -m examples.demo
 
-# Tests wait more than they work: five processes keep two cores busy for half of the time. Those of Spark do work; their
-# processes start in half the time by what spark_archive.py makes once while the others run. Each of the two takes the next
-# test when it is done with one (loadgroup without groups), so that neither is left with a long file in the end.
+# Most tests wait more than they work: five processes keep two cores busy for half of the time. Those of Spark work: two
+# processes have the other half, after the rest, whose tests have deadlines (nice). spark_archive.py lets them start in half the
+# time. Each of the two takes the next test when it is done with one (loadgroup without groups), so that neither is left with a
+# long file in the end. What they print comes last.
 test: java $(STAMP) check ## Lint, types and all tests but the long ones
 	@$(FIND_JAVA); \
-	$(PY) tools/spark_archive.py $(ARCHIVE) 2>/dev/null & archive=$$!; \
+	log=$$(mktemp); \
+	{ $(PY) tools/spark_archive.py $(ARCHIVE); exec nice -n 5 $(PY) -m pytest -m "not soak and spark" -n 2 --dist loadgroup \
+	    $(SPARK_TESTS); } \
+	    >$$log 2>&1 & spark=$$!; \
+	trap 'kill $$spark 2>/dev/null' INT TERM; \
 	$(PY) -m pytest -m "not soak and not spark" -n 5; plain=$$?; \
-	wait $$archive; \
-	$(PY) -m pytest -m "not soak and spark" -n 2 --dist loadgroup; spark=$$?; \
+	echo 'waiting for the tests of Spark'; \
+	wait $$spark; spark=$$?; cat $$log; rm -f $$log; \
 	exit $$((plain || spark))
+
+test-floor: ## The tests but those of Spark with the oldest packages that pyproject.toml allows
+	@$(FIND_PYTHON); set -e; \
+	"$$python" -m venv --clear $(VENV)-floor; \
+	$(VENV)-floor/bin/python tools/floor.py all > $(VENV)-floor/floor.txt; \
+	$(VENV)-floor/bin/python -m pip install --quiet --upgrade 'pip>=25.1'; \
+	$(VENV)-floor/bin/python -m pip install --quiet --constraint $(VENV)-floor/floor.txt --editable '.[all]' --group dev; \
+	$(VENV)-floor/bin/python -m pytest -m "not soak and not spark" -n 5
 
 check: $(STAMP) ## Lint, formatting, types, generated code
 	$(PY) -m ruff check
@@ -69,7 +86,7 @@ docs: $(STAMP) ## The documentation as a site, in build/site
 	@echo "build/site/index.html"
 
 clean: ## Remove the environment, caches and results
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage htmlcov .spec-results.json .spec-results.lock
+	rm -rf $(VENV) $(VENV)-floor build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage htmlcov .spec-results.json .spec-results.lock
 	rm -rf spark-warehouse metastore_db artifacts derby.log
 	find src tests tools benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
@@ -83,6 +100,6 @@ $(STAMP): pyproject.toml
 	echo "installing into $(VENV); this takes a minute or two, once"; \
 	$(PY) -c '' 2>/dev/null || "$$python" -m venv --clear $(VENV); \
 	$(PY) -m pip install --quiet --upgrade 'pip>=25.1'; \
-	$(PY) -m pip install --quiet --editable '.[spark]' --group dev; \
+	$(PY) -m pip install --quiet --editable '.[all,spark]' --group dev; \
 	rm -f $(ARCHIVE)
 	@touch $@
