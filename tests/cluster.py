@@ -262,20 +262,21 @@ class Cluster:
         return str(self.nodes[NODES[0]].ask("jsz")["meta_cluster"]["leader"])
 
     def _leads(self, name: str, stream: str) -> bool:
-        detail = self._detail(name, stream)
+        detail = self.detail(name, stream)
         return bool(detail) and detail.get("cluster", {}).get("leader") == name
 
     def last_seq(self, name: str, stream: str) -> int:
         """The last sequence of one node's own copy; -1 if it has none."""
-        detail = self._detail(name, stream)
+        detail = self.detail(name, stream)
         return int(detail["state"]["last_seq"]) if detail else -1
 
     def state(self, name: str, stream: str) -> dict[str, Any]:
         """The state of one node's own copy; empty if it has none."""
-        found: dict[str, Any] = self._detail(name, stream).get("state", {})
+        found: dict[str, Any] = self.detail(name, stream).get("state", {})
         return found
 
-    def _detail(self, name: str, stream: str) -> dict[str, Any]:
+    def detail(self, name: str, stream: str) -> dict[str, Any]:
+        """All that one node tells of its own copy; empty if it has none."""
         answer = self.nodes[name].ask("jsz?streams=1")
         for account in answer.get("account_details") or ():
             for detail in account.get("stream_detail") or ():

@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,33 +24,40 @@ TESTS = Path(__file__).resolve().parent
 SRC = Path(__file__).resolve().parent.parent / "src"
 PACKAGES = ("slipstream", "pyspark_jetstream", "pyspark_jetstream_kv")
 API, CLIENT, FACADE, JETSTREAM, KV, OBJECTS, WIRE = "api", "client", "facade", "jetstream", "kv", "objects", "wire"
-CODECS, SERVICES = "codecs", "services"
+CODECS, FRAMES, METRICS, SERVICES = "codecs", "frames", "metrics", "services"
 ROOT, SERVER, ENGINE, STORE = "__init__", "server", "server/engine", "server/store"
 
-# Layer -> what it may import beside the standard library, `errors`, `version` and itself. With a dot: one module only.
+# Layer -> what it may import beside the standard library, `errors`, `extras`, `version`, itself. With a dot: one module
 EDGES: dict[str, set[str]] = {
-    ROOT: {API, CLIENT, CODECS, JETSTREAM, KV, OBJECTS, SERVICES, FACADE},
+    ROOT: {API, CLIENT, CODECS, JETSTREAM, KV, FRAMES, METRICS, OBJECTS, SERVICES, FACADE},
     "errors": set(),
+    "extras": set(),
     "version": set(),
     WIRE: set(),
     API: {WIRE},
     CODECS: {WIRE},
     CLIENT: {CODECS, WIRE},
-    JETSTREAM: {API, CLIENT, CODECS, WIRE},
-    KV: {API, CODECS, JETSTREAM, WIRE, CLIENT},
+    FRAMES: {WIRE},
+    JETSTREAM: {API, CLIENT, CODECS, FRAMES, WIRE},
+    KV: {API, CODECS, FRAMES, JETSTREAM, WIRE, CLIENT},
     OBJECTS: {API, JETSTREAM, WIRE, CLIENT},
     SERVICES: {API, CODECS, WIRE, CLIENT},
     FACADE: {CLIENT, CODECS, JETSTREAM, KV, OBJECTS, SERVICES, WIRE, API},
     "spark": {JETSTREAM, KV, API, WIRE, FACADE, "slipstream.client.backoff"},
     "formats": {"spark"},
-    ENGINE: {API, WIRE},
+    METRICS: {API},
+    ENGINE: {API, METRICS, WIRE},
     STORE: {"slipstream.server.engine.ports"},
-    SERVER: {WIRE, ENGINE, STORE},
+    SERVER: {WIRE, ENGINE, METRICS, STORE},
     "testing": {SERVER, ROOT, "slipstream.api.times"},
     "cli": {ROOT},
+    "otel": {CLIENT, JETSTREAM, KV, WIRE},
+    "console": {ROOT, "slipstream.jetstream.reads.direct_get"},
 }
 EXTRA_EDGES = {
     "slipstream/server/loop/upstream.py": {CLIENT, JETSTREAM, API},  # mirrors of streams on another server
+    "slipstream/cli/observe/console.py": {"console"},
+    "slipstream/cli/observe/exporter.py": {METRICS},
     "slipstream/cli/kv/opening.py": {"slipstream.kv.codecs"},
     "slipstream/cli/kv/keyring_file.py": {"slipstream.kv.codecs"},
     "slipstream/cli/kv/encryption.py": {"slipstream.kv.codecs", "slipstream.kv._sync.rekey"},
@@ -69,8 +77,15 @@ SERVER_DRIVERS = (
     "slipstream/server/process/*",
     "slipstream/server/faults/*",
 )
+# Data frames, and the methods that return them (for types only).
+FRAME_FILES = (
+    "slipstream/frames/*",
+    "slipstream/jetstream/_*sync/stream.py",
+    "slipstream/jetstream/reads/columns.py",
+    "slipstream/kv/_*sync/key_value.py",
+)
 # Third-party module -> the files that may import it, as patterns below src/ (`*` also crosses directories).
-CORE_LAYERS = (API, CLIENT, CODECS, JETSTREAM, KV, OBJECTS, SERVICES, SERVER, WIRE, FACADE)
+CORE_LAYERS = (API, CLIENT, CODECS, "console", FRAMES, JETSTREAM, KV, OBJECTS, SERVICES, SERVER, WIRE, FACADE)
 THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "msgspec": tuple(f"slipstream/{layer}/*" for layer in CORE_LAYERS),
     "lmdb": ("slipstream/server/store/lmdb/*.py",),
@@ -78,11 +93,17 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "bcrypt": ("slipstream/server/loop/signatures.py",),
     "cryptography": ("slipstream/wire/nkeys.py", "slipstream/kv/*", *SERVER_DRIVERS),
     "pyspark": ("slipstream/spark/*", "pyspark_jetstream*/*"),
-    "pyarrow": ("slipstream/spark/*", "pyspark_jetstream*/*"),
+    "pyarrow": ("slipstream/spark/*", "pyspark_jetstream*/*", *FRAME_FILES),
+    "pandas": FRAME_FILES,
+    "polars": FRAME_FILES,
     "rich": (
         "slipstream/spark/pipelines/display.py",
         "slipstream/cli/*",
     ),
+    "opentelemetry": ("slipstream/otel/*",),
+    "starlette": ("slipstream/console/*",),
+    "uvicorn": ("slipstream/cli/observe/console.py",),
+    "prometheus_client": ("slipstream/metrics/client.py",),  # optional: registering with it
     "pytest": ("slipstream/testing/*",),
 }
 
@@ -103,6 +124,7 @@ IO_FILES = (
     "slipstream/server/store/lmdb/*",
     "slipstream/testing/*",
     "slipstream/cli/*",
+    "slipstream/console/*",
 )
 IO_EXCEPTIONS = {
     "slipstream/client/options.py": {"ssl"},  # the type of an argument
@@ -113,15 +135,19 @@ IO_EXCEPTIONS = {
     },  # secrets in the environment; when an idle stream was last asked
     "slipstream/spark/retries.py": {"time"},  # a pause before a server is tried again
     "slipstream/spark/source/kv.py": {"os"},
+    "slipstream/spark/source/kv_snapshots.py": {"os", "pathlib", "uuid"},
     "slipstream/spark/sink/kv.py": {"os", "uuid"},
     "slipstream/spark/sink/stream.py": {"os", "uuid"},  # a write that has no name yet gets one
     "slipstream/spark/connect.py": {"pathlib"},  # credentials and contexts are files
     "slipstream/spark/pipelines/checks/validate.py": {"pathlib", "tempfile"},
     "slipstream/spark/pipelines/workbench/preview.py": {"tempfile"},
+    "slipstream/spark/pipelines/workbench/cases.py": {"pathlib", "tempfile"},
+    "slipstream/spark/pipelines/workbench/recording.py": {"pathlib"},
     "slipstream/spark/pipelines/workbench/warm.py": {"os", "pathlib", "subprocess", "tempfile"},
+    "slipstream/spark/pipelines/lag.py": {"time"},  # the age of a message
     "slipstream/spark/pipelines/lock.py": {"os", "pathlib", "time"},
     "slipstream/spark/pipelines/connection.py": {"os", "pathlib"},
-    "slipstream/spark/pipelines/reader.py": {"pathlib"},
+    "slipstream/spark/pipelines/reader.py": {"os", "pathlib"},
     "slipstream/spark/pipelines/reset.py": {"pathlib"},
     "slipstream/spark/pipelines/runner.py": {"os", "signal", "threading", "time"},
     "slipstream/spark/pipelines/sink_files.py": {"os", "pathlib", "shutil"},
@@ -222,7 +248,7 @@ def edge_problem(item: Import) -> str:
         return ""
     if layer == "spark" and "_async" in item.module.split("."):
         return "spark uses the blocking drivers only"
-    allowed = EDGES[layer] | EXTRA_EDGES.get(item.file, set()) | {layer, "errors", "version"}
+    allowed = EDGES[layer] | EXTRA_EDGES.get(item.file, set()) | {layer, "errors", "extras", "version"}
     if item.in_function:
         allowed |= LAZY_EDGES.get(layer, set())
     if target in allowed or any(
@@ -375,7 +401,12 @@ def test_a_format_package_may_import_spark_and_nothing_else(tmp_path: Path) -> N
     ]
 
 
-MODULES = structure.modules_of(SRC)
+@cache
+def modules() -> list[structure.Module]:
+    """Every module, parsed: by the tests that need it, not by every process that collects tests."""
+    return structure.modules_of(SRC)
+
+
 MAX_MODULES = 20  # in a folder, `__init__` aside: a folder is a concept
 # Words that only we understood (docs/glossary.md has the ones we keep), and words too vague to find anything by.
 FOREIGN_WORDS = frozenset((
@@ -398,33 +429,35 @@ def folders_of(root: Path) -> set[str]:
 
 
 def test_a_folder_holds_few_modules() -> None:
-    sizes = Counter(module.path.parent for module in MODULES if module.path.name != "__init__.py")
+    sizes = Counter(module.path.parent for module in modules() if module.path.name != "__init__.py")
     assert {folder: size for folder, size in sizes.items() if size > MAX_MODULES} == {}
 
 
 def test_no_four_modules_of_a_folder_share_a_prefix() -> None:
     prefixes = Counter(
-        (module.path.parent, module.path.stem.split("_")[0]) for module in MODULES if "_" in module.path.stem.strip("_")
+        (module.path.parent, module.path.stem.split("_")[0])
+        for module in modules()
+        if "_" in module.path.stem.strip("_")
     )
     assert {key: count for key, count in prefixes.items() if count > 3} == {}
 
 
 def test_no_two_modules_import_each_other() -> None:
-    assert structure.circular_pairs(MODULES) == []
+    assert structure.circular_pairs(modules()) == []
 
 
 def test_no_private_attribute_is_read_from_outside_its_class() -> None:
-    assert [f"{read.path}:{read.line}: {read.text}" for read in structure.private_reads(MODULES)] == []
+    assert [f"{read.path}:{read.line}: {read.text}" for read in structure.private_reads(modules())] == []
 
 
 def test_no_class_name_occurs_twice_in_a_package() -> None:
-    assert structure.classes_named_twice(MODULES) == {}
+    assert structure.classes_named_twice(modules()) == {}
 
 
 def test_modules_and_classes_have_the_words_of_the_field() -> None:
-    names = {module.path: module.path.stem for module in MODULES}
+    names = {module.path: module.path.stem for module in modules()}
     found = [f"{path}: {name}" for path, name in names.items() if words_of(name) & FOREIGN_WORDS]
-    found += [f"{path}: {name}" for _, name, path in structure.classes_of(MODULES) if words_of(name) & FOREIGN_WORDS]
+    found += [f"{path}: {name}" for _, name, path in structure.classes_of(modules()) if words_of(name) & FOREIGN_WORDS]
     assert found == []
 
 
@@ -449,3 +482,15 @@ def test_tests_have_the_tree_of_the_source() -> None:
     drivers = {folder for folder in source if folder.split("/")[-1] in ("_async", "_sync")}
     untested = source - tests - drivers - {"facade"}  # the facade is what every test in `conformance` holds
     assert untested == set()
+
+
+def test_make_looks_for_tests_of_spark_in_every_file_that_has_some() -> None:
+    names = re.findall(r"^SPARK_TESTS := (.+)$", (TESTS.parent / "Makefile").read_text("utf-8"), re.MULTILINE)[
+        0
+    ].split()
+    marked = [
+        path for path in TESTS.rglob("*.py") if "mark.spark" in path.read_text("utf-8") and path != Path(__file__)
+    ]
+    roots = [TESTS.parent / name for name in names]
+    assert [path for path in marked if not any(path.is_relative_to(root) for root in roots)] == []
+    assert {path for path in roots if any(each.is_relative_to(path) for each in marked)} == set(roots)

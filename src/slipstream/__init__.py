@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from slipstream import api, errors, server, testing
+    from slipstream import api, errors, frames, server, testing
     from slipstream.client._async.opening import Opening
     from slipstream.client._async.subscription import Message, Subscription
     from slipstream.client._sync.subscription import Message as BlockingMessage
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         MessageNotFoundError,
         MinLastSequenceError,
         MinLastSequenceUnsupportedError,
+        MissingExtraError,
         NoDeliverGroupError,
         NoRespondersError,
         NoStreamError,
@@ -149,6 +150,7 @@ if TYPE_CHECKING:
         Placement,
         PriorityPolicy,
         PubAck,
+        PublishStats,
         ReadStats,
         ReplayPolicy,
         Republish,
@@ -216,6 +218,7 @@ if TYPE_CHECKING:
     from slipstream.kv._sync.lease import Lease as BlockingLease
     from slipstream.kv._sync.lease import Lock as BlockingLock
     from slipstream.kv._sync.watch import Watch as BlockingWatch
+    from slipstream.metrics.client import ClientMetrics
     from slipstream.objects._async.object_store import ObjectReader, ObjectStore
     from slipstream.objects._async.watch import ObjectWatch
     from slipstream.objects._sync.object_store import ObjectReader as BlockingObjectReader
@@ -292,6 +295,7 @@ __all__ = [
     "Change",
     "Client",
     "ClientEvent",
+    "ClientMetrics",
     "ClientOptions",
     "Codec",
     "CodecError",
@@ -364,6 +368,7 @@ __all__ = [
     "Metadata",
     "MinLastSequenceError",
     "MinLastSequenceUnsupportedError",
+    "MissingExtraError",
     "Msg",
     "Nak",
     "NoDeliverGroupError",
@@ -391,6 +396,7 @@ __all__ = [
     "Placement",
     "PriorityPolicy",
     "PubAck",
+    "PublishStats",
     "Publisher",
     "PullAckPolicyError",
     "PullConsumerError",
@@ -471,6 +477,7 @@ __all__ = [
     "connect",
     "connect_blocking",
     "errors",
+    "frames",
     "from_env",
     "open_local_key_value",
     "open_local_key_value_blocking",
@@ -507,6 +514,9 @@ _DRIVERS = {
 # Of one driver, or of none.
 _MODULES = {
     "client._async.opening": ("Opening",),
+    "client.contexts": ("Context", "Contexts"),
+    "client.options": ("ClientOptions",),
+    "metrics.client": ("ClientMetrics",),
     "jetstream.consume.error_policy": ("Attempts", "DeadLetter", "Leave", "Nak", "Term"),
     "jetstream.consume.worker_stats": ("WorkerStats",),
     "codecs": ("Base64Values", "Codec", "Compressed", "Json", "MessagePack", "Text"),
@@ -519,7 +529,7 @@ _RENAMED = {
     "connect_blocking": ("facade._sync.client", "connect"),
     "open_local_key_value_blocking": ("kv._sync.key_value", "open_local_key_value"),
 }
-_SUBMODULES = ("api", "errors", "server", "testing")
+_SUBMODULES = ("api", "errors", "frames", "server", "testing")
 
 
 def _find(name: str) -> tuple[str, str]:

@@ -41,6 +41,10 @@ class CredentialsError(UsageError):
     """A seed, a token or a credentials file that cannot be used; the message never contains the secret."""
 
 
+class MissingExtraError(UsageError):
+    """A package that this feature needs is not installed; the message names the extra that brings it."""
+
+
 class RemoteProtocolError(Error):
     """The peer sent something the protocol does not allow."""
 

@@ -1,15 +1,18 @@
-"""Help of every command: it fits a terminal of 80 columns, and its examples are commands."""
+"""Help of every command: it fits a terminal of 80 columns, its examples are commands, and no command imports all."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
 
-from slipstream.cli.commands import build_parser
-from slipstream.cli.common import Parser
+from slipstream.cli.commands import MODULES, build_parser
+from slipstream.cli.common import Commands, Parser, shared_options
 
 
 def commands_of(parser: Parser) -> Iterator[Parser]:
@@ -47,3 +50,33 @@ def test_usage_has_the_arguments_of_the_command_and_names_the_shared_ones(monkey
     usage = " ".join(build_parser().commands["kv"].commands["update"].format_usage().split())
     own = "BUCKET KEY [VALUE] REVISION"
     assert usage == f"usage: slipstream kv update [-h] [--ttl TIME] [bucket options] [connection options] {own}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_declares_the_commands_by_which_it_is_found(module: str) -> None:
+    parser = Parser(prog="slipstream")
+    import_module(f"slipstream.cli.{module}").add(Commands(parser.add_subparsers(), shared_options()))
+    assert tuple(parser.commands) == MODULES[module]
+
+
+@pytest.mark.parametrize(
+    ("words", "own"),
+    [
+        (["--version"], set()),
+        (["context", "ls"], {"contexts"}),
+        (["--user", "kv", "context", "ls"], {"contexts"}),  # the first word that could be a command is a user
+    ],
+)
+def test_a_command_does_not_pay_for_the_others(words: list[str], own: set[str]) -> None:
+    program = (
+        "import sys\nfrom slipstream.cli.main import main\n"
+        "try:\n    main(sys.argv[1:])\n"
+        "finally:\n    print(*sys.modules, file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    imported = set(done.stderr.split())
+    assert {name for name in MODULES if f"slipstream.cli.{name}" in imported} - {"server"} == own
+    heavy = {"slipstream.facade", "slipstream.jetstream", "slipstream.kv", "slipstream.server.server", "asyncio"}
+    assert heavy & imported == set()
+    assert len({name for name in imported if name.startswith("slipstream")}) < 60

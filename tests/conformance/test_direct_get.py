@@ -321,6 +321,7 @@ async def test_status_lines_are_headers_and_never_json(any_server: str, fresh: s
             assert Headers.parse(reply.raw.header).items() == []
 
 
+# F21: sequences that are none, and empty filters
 @pytest.mark.parametrize(
     ("body", "code"),
     [

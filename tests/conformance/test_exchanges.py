@@ -254,6 +254,7 @@ def replaced(frame: bytes) -> bytes:
     return frame.replace(b"404 No Messages", b"400 Bad Request")
 
 
+# F20: a statement of the document that had no row.
 @pytest.mark.spec("PS-11", "PS-51")
 async def test_pull_one_has_one_inbox_for_all(any_server: str, fresh: str) -> None:
     async with bench(any_server, fresh, 3) as at:

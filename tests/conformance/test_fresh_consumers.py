@@ -29,6 +29,7 @@ async def make(js: JetStream, name: str, *, direct: bool = True) -> Stream:
     return stream
 
 
+# F16: ordered consumers
 @pytest.mark.spec("RW-50")
 @pytest.mark.steady
 async def test_ordered_consumer_waits_for_the_sequence_that_was_asked_for(any_server: str, fresh: str) -> None:
@@ -98,6 +99,7 @@ async def test_ordered_consumer_of_a_session_has_seen_what_the_session_has(any_s
                 assert ordered.initial_pending == (await stream.info()).state.messages
 
 
+# F17: consumers on released servers
 @pytest.mark.spec("RW-12", on="C")
 @pytest.mark.spec("RW-51", on="C N")
 @pytest.mark.parametrize("direct", [True, False])

@@ -27,7 +27,7 @@ BAD_BUCKETS = ["", "a.b", "a b", "a/b", "ä", "a\n", "*", ">"]
 OTHER_ARGUMENTS: dict[str, Any] = {"value": b"", "last": 1}
 READS = {
     "get", "history", "watch", "keys", "iter_keys", "get_range", "snapshot", "status", "close", "read_only", "cached",
-    "with_codec",
+    "with_codec", "to_arrow", "to_pandas", "to_polars",
 }  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def calls_with(owner: Any, argument: str, value: object) -> Iterator[tuple[str, 
             each: OTHER_ARGUMENTS[each]
             for each, parameter in parameters.items()
             if parameter.default is parameter.empty
-            and parameter.kind is not parameter.VAR_POSITIONAL
+            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
             and each not in ("self", argument)
         }
         yield name, partial(call_of, name, value, needed)
@@ -86,6 +86,7 @@ async def silent(proxy: Proxy, flush: Callable[[], Awaitable[object]]) -> AsyncI
 KEYED = {
     "put", "get", "create", "update", "delete", "purge", "history", "lock", "election", "members",
     "watch", "keys", "iter_keys", "get_range", "delete_range", "purge_range", "snapshot", "cached",
+    "to_arrow", "to_pandas", "to_polars",
 }  # fmt: skip
 
 

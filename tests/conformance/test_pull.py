@@ -176,6 +176,7 @@ async def test_loops_request_no_more_than_the_consumer_allows(any_server: str, f
         assert seqs == list(range(1, 26))
 
 
+# F20: a statement of the document that had no row.
 @pytest.mark.spec("PS-05", "PS-52")
 async def test_waiting_requests_are_counted_and_one_too_many_is_rejected(any_server: str, fresh: str) -> None:
     async with world(any_server, fresh) as (_, _, stream):
@@ -400,6 +401,7 @@ async def test_acks_on_the_wire_are_the_documented_ones_and_ignored_ones_are_not
         assert (await (await here.stream.consumer("none")).fetch(5)) != []
 
 
+# F20: a statement of the document that had no row.
 @pytest.mark.spec("PS-53")
 @pytest.mark.steady
 async def test_requests_that_expired_are_not_counted_as_waiting(any_server: str, fresh: str) -> None:
@@ -414,6 +416,7 @@ async def test_requests_that_expired_are_not_counted_as_waiting(any_server: str,
         pytest.fail("the server never answered in time")
 
 
+# F20: a statement of the document that had no row.
 @pytest.mark.spec("PS-50")
 async def test_pull_consumer_need_not_be_durable(any_server: str, fresh: str) -> None:
     async with world(any_server, fresh, 3) as (_, _, stream):

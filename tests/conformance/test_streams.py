@@ -206,6 +206,7 @@ def test_a_range_of_any_size_is_read_in_bounded_memory(any_server: str, fresh: s
         stream.delete()
 
 
+# F20: a statement of the document that had no row.
 @pytest.mark.spec("DG-50")
 async def test_an_explicit_allow_direct_is_honoured_without_a_limit_per_subject(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from slipstream.api.fields_set import ConfigType, one_of
 from slipstream.api.model import NANOS, NANOS_LIST, TIME, JsonModel, always, nested, via
+from slipstream.api.notebook import facts
 from slipstream.api.times import ZERO, Duration, Instant, to_datetime_or_none
 
 
@@ -187,6 +188,22 @@ class ConsumerInfo(JsonModel):
     pause_remaining: timedelta = via(NANOS, default=timedelta(0))
     ts: int = via(TIME, default=ZERO, always=True)
     priority_groups: tuple[Mapping[str, Any], ...] = ()
+
+    def _repr_html_(self) -> str:
+        return facts(
+            f"Consumer {self.name} of {self.stream_name}",
+            (
+                ("Description", self.config.description or None),
+                ("To deliver", self.num_pending),
+                ("Unacknowledged", self.num_ack_pending),
+                ("Redelivered", self.num_redelivered),
+                ("Delivered up to", self.delivered.stream_seq),
+                ("Acknowledged up to", self.ack_floor.stream_seq),
+                ("Waiting pulls", self.num_waiting),
+                ("Paused", "yes" if self.paused else None),
+                ("Created", self.created_at),
+            ),
+        )
 
     @property
     def created_at(self) -> datetime | None:

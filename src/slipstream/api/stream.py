@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from slipstream.api.fields_set import ConfigType, one_of
 from slipstream.api.model import NANOS, TIME, JsonModel, always, nested, nested_list, via
+from slipstream.api.notebook import facts
 from slipstream.api.times import ZERO, Duration, Instant, to_datetime_or_none
 
 
@@ -260,6 +261,26 @@ class StreamInfo(JsonModel):
     sources: tuple[Mapping[str, Any], ...] = ()
     alternates: tuple[Mapping[str, Any], ...] = ()
     ts: int = via(TIME, default=ZERO, always=True)
+
+    def _repr_html_(self) -> str:
+        config, state = self.config, self.state
+        return facts(
+            f"Stream {config.name}",
+            (
+                ("Subjects", ", ".join(config.subjects) or None),
+                ("Description", config.description or None),
+                ("Messages", state.messages),
+                ("Bytes", state.bytes),
+                ("Sequences", f"{state.first_seq:,} to {state.last_seq:,}"),
+                ("Subjects in use", state.num_subjects),
+                ("Consumers", state.consumer_count),
+                ("Storage", config.storage),
+                ("Retention", config.retention),
+                ("Replicas", config.num_replicas),
+                ("Last message", state.last_timestamp),
+                ("Created", self.created_at),
+            ),
+        )
 
     @property
     def created_at(self) -> datetime | None:

@@ -1,24 +1,33 @@
-"""Parser of the whole command line: every command with its options."""
+"""Parser of the whole command line: every command with its options.
+
+The module of a command is imported when the command is parsed, or when all commands are listed: a command does not pay
+for the others, nor `--version` for any.
+"""
 
 from __future__ import annotations
 
-from slipstream.cli import (
-    bench,
-    completion,
-    consumers,
-    contexts,
-    get,
-    kv,
-    objects,
-    pipeline,
-    pubsub,
-    server,
-    services,
-    streams,
-    worker,
-)
+from functools import partial
+from importlib import import_module
+
 from slipstream.cli.common import Commands, HelpFormatter, Parser, shared_options
 from slipstream.version import VERSION
+
+# Module -> its commands, with their aliases, in the order of the help.
+MODULES: dict[str, tuple[str, ...]] = {
+    "pubsub": ("pub", "publish", "sub", "subscribe", "req", "request", "reply", "rtt"),
+    "streams": ("stream", "str", "account"),
+    "consumers": ("consumer", "con"),
+    "get": ("get",),
+    "kv": ("kv",),
+    "objects": ("object", "obj"),
+    "services": ("service", "micro"),
+    "bench": ("bench",),
+    "contexts": ("context", "ctx"),
+    "pipeline": ("pipeline",),
+    "worker": ("worker",),
+    "server": ("server",),
+    "observe": ("console", "exporter"),
+}
 
 
 def build_parser() -> Parser:
@@ -33,7 +42,17 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"slipstream {VERSION}")
     commands = Commands(parser.add_subparsers(metavar="COMMAND", dest="command"), shared)
-    for module in (pubsub, streams, consumers, get, kv, objects, services, bench, contexts, pipeline, worker, server):
-        module.add(commands)
-    completion.add(commands, parser)
+    for module, names in MODULES.items():
+        parser.declare_late(names, partial(_declare, module, commands))
+    parser.declare_late(("completion",), partial(_declare_completion, commands, parser))
     return parser
+
+
+def _declare(module: str, commands: Commands) -> None:
+    import_module(f"slipstream.cli.{module}").add(commands)
+
+
+def _declare_completion(commands: Commands, root: Parser) -> None:
+    from slipstream.cli import completion
+
+    completion.add(commands, root)

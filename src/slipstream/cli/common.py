@@ -13,13 +13,16 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from slipstream import BlockingClient, BlockingJetStream, ClientOptions, Context, Contexts, connect_blocking
+from slipstream import ClientOptions, Context, Contexts
 from slipstream.cli import values
 from slipstream.cli.exit_codes import USAGE
 from slipstream.cli.output import Output
 from slipstream.errors import UsageError
+
+if TYPE_CHECKING:
+    from slipstream import BlockingClient, BlockingJetStream
 
 Run = Callable[["Shell"], int | None]  # an exit code; None is success
 
@@ -53,6 +56,8 @@ class Shell:
 
     def connect(self) -> BlockingClient:
         """Open the connection; the command closes it."""
+        from slipstream import connect_blocking
+
         return connect_blocking(**self.connect_arguments())
 
     def connect_arguments(self) -> dict[str, Any]:
@@ -121,15 +126,30 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that can list its options and commands, which argparse has no public way to do."""
+    """An ArgumentParser that can list its options and commands, which argparse has no public way to do.
+
+    Its commands may be declared late, when one of their names is parsed or all of them are listed.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._subparsers_action: argparse.Action | None = None
+        self._undeclared: dict[Callable[[], None], Sequence[str]] = {}
 
     def add_subparsers(self, **kwargs: Any) -> Any:
         self._subparsers_action = action = super().add_subparsers(**kwargs)
         return action
+
+    def declare_late(self, names: Sequence[str], declare: Callable[[], None]) -> None:
+        """Call `declare`, which declares the commands of these names, not before they are needed."""
+        self._undeclared[declare] = names
+
+    def _declare(self, name: str | None = None) -> None:
+        """Declare the command of this name, and those declared with it; without a name all of them."""
+        for declare, names in list(self._undeclared.items()):
+            if name is None or name in names:
+                del self._undeclared[declare]
+                declare()
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse all arguments; one that is not known is an error of the command it was passed to."""
@@ -156,8 +176,10 @@ class Parser(argparse.ArgumentParser):
         self.error(f"unknown option {flag}{_suggestion(flag, options)}")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action is self._subparsers_action and value not in self.commands:
-            self.error(f"unknown command {value!r}{_suggestion(value, list(self.commands))}")
+        if action is self._subparsers_action:
+            self._declare(value)
+            if value not in (action.choices or ()):
+                self.error(f"unknown command {value!r}{_suggestion(value, list(self.commands))}")
         super()._check_value(action, value)
 
     def error(self, message: str) -> NoReturn:
@@ -166,12 +188,14 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """The help, with what is particular to the command first."""
+        self._declare()
         self._action_groups.sort(key=lambda group: group.title == CONNECTION)
         return super().format_help()
 
     @property
     def commands(self) -> dict[str, Parser]:
         """The commands below this one, by name, aliases included."""
+        self._declare()
         action = self._subparsers_action
         choices = action.choices if action is not None else None
         return dict(choices) if isinstance(choices, dict) else {}

@@ -37,7 +37,9 @@ def run() -> None:
 
 def _run_command(options: argparse.Namespace) -> int:
     from slipstream.cli.common import Shell
+    from slipstream.extras import check_extra
 
+    check_extra("rich", "the command line", "cli")  # for tables: before a command changes anything that it then shows
     try:
         code: int | None = options.run(Shell(options))
         sys.stdout.flush()

@@ -1,4 +1,7 @@
-"""Output of a command: tables for users or JSON for programs on stdout, everything else on stderr."""
+"""Output of a command: tables for users or JSON for programs on stdout, everything else on stderr.
+
+Rich is imported when it first prints: bytes, JSON and errors do without it.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,14 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
-
-from rich import box
-from rich.cells import cell_len
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Table
-from rich.text import Text
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
 
 from slipstream.cli.values import show_size
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import ProgressColumn
 
 SHORTEST = 12  # characters that a column of text is cut to; with fewer it is left out
 LONGEST_AGE = 14  # columns this short are ages and kinds, which say nothing when they are cut
@@ -39,15 +31,9 @@ class Meter(Protocol):
 
 def _console(**options: Any) -> Console:
     """A console that prints data as it is: brackets and `:x:` in it are not markup."""
+    from rich.console import Console
+
     return Console(highlight=False, markup=False, emoji=False, **options)
-
-
-class _Speed(ProgressColumn):
-    """Bytes per second, in the units of the sizes beside it: rich has it in powers of 1000 only."""
-
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{show_size(int(speed))}/s")
 
 
 class Output:
@@ -55,8 +41,14 @@ class Output:
 
     def __init__(self, *, json: bool) -> None:
         self.is_json = json
-        self._console = _console(soft_wrap=not sys.stdout.isatty())
-        self._notes = _console(stderr=True, soft_wrap=True)
+
+    @cached_property
+    def _console(self) -> Console:
+        return _console(soft_wrap=not sys.stdout.isatty())
+
+    @cached_property
+    def _notes(self) -> Console:
+        return _console(stderr=True, soft_wrap=True)
 
     def data(self, data: bytes) -> None:
         """Write bytes unchanged."""
@@ -93,6 +85,9 @@ class Output:
 
         A column without a single value is left out in a terminal. Without rows only `empty` is printed, on stderr.
         """
+        from rich import box
+        from rich.table import Table
+
         framed = self._console.is_terminal
         cells = [[str(cell) for cell in row] for row in rows]
         if not cells and empty:
@@ -124,31 +119,35 @@ class Output:
     @contextmanager
     def count(self, what: str, total: int) -> Iterator[Meter | None]:
         """Show a progress bar with a number of messages on stderr; none if stderr is not a terminal."""
-        if not self._notes.is_terminal:
-            yield None
-            return
-        parts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*parts, console=self._notes, transient=True) as bar:
-            task = bar.add_task(what, total=total)
+        from rich.progress import MofNCompleteColumn
 
-            def update(done: int, /) -> None:
-                bar.update(task, completed=done)
-
+        with self._bar(what, total, MofNCompleteColumn()) as update:
             yield update
 
     @contextmanager
     def progress(self, what: str, total: int | None) -> Iterator[Meter | None]:
         """Show a progress bar on stderr during a long operation; none if stderr is not a terminal."""
+        from rich.progress import DownloadColumn, ProgressColumn, Task
+        from rich.text import Text
+
+        class Speed(ProgressColumn):
+            """Bytes per second, in the units of the sizes beside it: rich has it in powers of 1000 only."""
+
+            def render(self, task: Task) -> Text:
+                speed = task.finished_speed or task.speed
+                return Text("" if speed is None else f"{show_size(int(speed))}/s")
+
+        with self._bar(what, total, DownloadColumn(binary_units=True), Speed()) as update:
+            yield update
+
+    @contextmanager
+    def _bar(self, what: str, total: int | None, *done: ProgressColumn) -> Iterator[Meter | None]:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
         if not self._notes.is_terminal:
             yield None
             return
-        parts = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(binary_units=True),
-            _Speed(),
-            TimeRemainingColumn(),
-        )
+        parts = (TextColumn("{task.description}"), BarColumn(), *done, TimeRemainingColumn())
         with Progress(*parts, console=self._notes, transient=True) as bar:
             task = bar.add_task(what, total=total)
 
@@ -164,6 +163,8 @@ def fitted(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int) -
     Numbers and the first column, which is the name, are never lost. The widest of the others is cut, or left out if too
     little of it would remain; a name that is still too long is folded.
     """
+    from rich.cells import cell_len
+
     rows = [[column.removesuffix("#") for column in columns], *cells]
     widths = {at: max(cell_len(line) for row in rows for line in row[at].split("\n")) for at in range(len(columns))}
     while (excess := sum(widths.values()) + 3 * len(widths) + 1 - width) > 0:

@@ -20,6 +20,7 @@ from slipstream.api import (
     names,
 )
 from slipstream.api.fields_set import ConfigType, TracksFields, one_of
+from slipstream.api.notebook import facts
 from slipstream.api.times import Duration
 from slipstream.errors import UsageError
 from slipstream.jetstream.requests import check_bucket
@@ -421,6 +422,21 @@ class BucketStatus:
     bucket: str
     stream_info: StreamInfo
     backing_store: str = BACKING_STORE
+
+    def _repr_html_(self) -> str:
+        state = self.stream_info.state
+        return facts(
+            f"Bucket {self.bucket}",
+            (
+                ("Description", self.stream_info.config.description or None),
+                ("Keys", self.num_keys),
+                ("Values", self.values),
+                ("History", self.history),
+                ("Bytes", state.bytes),
+                ("Last revision", state.last_seq),
+                ("Last change", state.last_timestamp),
+            ),
+        )
 
     @property
     def config(self) -> BucketConfig:

@@ -105,6 +105,7 @@ class CacheStats:
 class _Held(NamedTuple, Generic[V]):
     entry: Entry[V]
     epoch: int  # how many doubts there had been when it was proven
+    counts: int  # how many counts had proven the cache when it came: only a later one can have counted it
 
 
 class EntryCache(Generic[V]):
@@ -127,7 +128,8 @@ class EntryCache(Generic[V]):
         self._entries: OrderedDict[str, _Held[V]] = OrderedDict()
         self._ends: list[tuple[int, str, int]] = []  # a heap: when a revision of a key expires
         self._epoch = 0  # counts doubts
-        self._proven = 0  # entries up to this revision are proven, whatever their epoch
+        self._proven = 0  # entries up to this revision that the last count has counted are proven, whatever their epoch
+        self._counts = 0  # that have proven the cache
         self._unproven: set[str] = set()  # keys whose entry another than the leader sent: good until the next check
         self._unknown: dict[str, int] = {}  # keys whose entry has expired, and when, by the server's clock
         self._is_complete = True  # every other key that has an entry is held: a key not held is absent
@@ -181,6 +183,7 @@ class EntryCache(Generic[V]):
         if is_counted and len(self._entries) + uncovered == info.state.num_subjects:
             self._was_counted = True
             self._proven = as_of
+            self._counts += 1
             self._unproven.clear()
             return Verdict.PROVEN
         for key in self._unproven:
@@ -282,7 +285,7 @@ class EntryCache(Generic[V]):
             # The key may be among the changes that the check saw and the feed has not brought yet.
             return Miss.BEHIND if self._is_whole and self.revision < info.state.last_seq else None
         entry = held.entry
-        if held.epoch != self._epoch and (held.epoch == DOUBTED_EPOCH or entry.revision > self._proven):
+        if held.epoch != self._epoch and not self._is_counted(held):
             return Miss.UNPROVEN
         if (end := self._end_of(entry)) and end[0] <= self._server_time(now):
             return Miss.EXPIRED
@@ -290,6 +293,11 @@ class EntryCache(Generic[V]):
         return entry
 
     # Bookkeeping
+
+    def _is_counted(self, held: _Held[V]) -> bool:
+        """Whether the last count proves an entry: it was there then, and nothing spoke against it since."""
+        was_there = held.counts < self._counts and held.entry.revision <= self._proven
+        return was_there and held.epoch != DOUBTED_EPOCH
 
     def _server_time(self, now: float) -> int:
         """The server's clock now, at the latest: it answered the last check after that was sent. Unknown: no end."""
@@ -307,7 +315,7 @@ class EntryCache(Generic[V]):
         self._remove(entry.key)
         self._unknown.pop(entry.key, None)
         self._unproven.discard(entry.key)
-        self._entries[entry.key] = _Held(entry, epoch)
+        self._entries[entry.key] = _Held(entry, epoch, self._counts)
         self.stats.bytes += _size(entry)
         self.stats.entries = len(self._entries)
         if end := self._end_of(entry):

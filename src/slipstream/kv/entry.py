@@ -14,6 +14,7 @@ from enum import Enum, StrEnum
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from slipstream.api import names
+from slipstream.api.notebook import facts
 from slipstream.api.times import SECOND, to_datetime
 from slipstream.api.ttl import time_to_live
 from slipstream.codecs.payloads import ANYTHING, JSON, Origin, decode_payload, decode_text
@@ -89,6 +90,19 @@ class Entry(NamedTuple, Generic[V]):
     def is_deleted(self) -> bool:
         """Whether the key has no value as of this entry."""
         return self.operation is not Operation.PUT
+
+    def _repr_html_(self) -> str:
+        value = self.value if isinstance(self.value, bytes) else repr(self.value)
+        return facts(
+            f"{self.key} in bucket {self.bucket}",
+            (
+                ("Value", None if self.is_deleted else value),
+                ("Operation", self.operation),
+                ("Revision", self.revision),
+                ("Created", self.created_at),
+                ("Expires", self.expires_at),
+            ),
+        )
 
     def text(self) -> str:
         """The value, if it is bytes, as text in UTF-8; raises MessageDecodeError if it is none."""

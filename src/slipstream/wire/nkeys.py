@@ -14,6 +14,7 @@ import enum
 from typing import TYPE_CHECKING, Final, Self
 
 from slipstream.errors import CredentialsError
+from slipstream.extras import needed_by
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -39,7 +40,8 @@ class KeyPair:
     __slots__ = ("_key", "_raw", "kind", "public_key")
 
     def __init__(self, kind: Kind, raw: bytes) -> None:
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        with needed_by("an nkey", "nkeys"):
+            from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
         if len(raw) != KEY_SIZE:
             raise CredentialsError(f"a key must have {KEY_SIZE} bytes, got {len(raw)}")
@@ -102,8 +104,9 @@ def decode_signature(text: str) -> bytes:
 
 def verify(key: bytes, signature: bytes, message: bytes) -> bool:
     """Whether the owner of the public key `key` (32 bytes) signed the message."""
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    with needed_by("an nkey", "nkeys"):
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(signature, message)

@@ -304,6 +304,7 @@ CALLS: dict[str, Call] = {
     "Stream.read.timeout": lambda on, limit: every(on.stream.read(timeout=limit)),
     "Stream.read_chunks.timeout": lambda on, limit: every(on.stream.read_chunks(timeout=limit)),
     "Stream.read_columns.timeout": lambda on, limit: every(on.stream.read_columns(timeout=limit)),
+    "Stream.to_arrow.timeout": lambda on, limit: on.stream.to_arrow(timeout=limit),
     "Stream.create_consumer.timeout": lambda on, limit: on.stream.create_consumer("second", timeout=limit),
     "Stream.update_consumer.timeout": lambda on, limit: of_another_consumer(
         on, lambda other: on.stream.update_consumer(other.name, timeout=limit)
@@ -365,6 +366,7 @@ CALLS: dict[str, Call] = {
     "KeyValue.delete_range.timeout": lambda on, limit: on.kv.delete_range("d", timeout=limit),
     "KeyValue.purge_range.timeout": lambda on, limit: on.kv.purge_range("d", timeout=limit),
     "KeyValue.snapshot.timeout": lambda on, limit: on.kv.snapshot(timeout=limit),
+    "KeyValue.to_arrow.timeout": lambda on, limit: on.kv.to_arrow(timeout=limit),
     "KeyValue.purge_deletes.timeout": lambda on, limit: on.kv.purge_deletes(timeout=limit),
     "KeyValue.status.timeout": lambda on, limit: on.kv.status(timeout=limit),
     "KeyValue.destroy.timeout": lambda on, limit: of_bucket(on, lambda kv: kv.destroy(timeout=limit)),

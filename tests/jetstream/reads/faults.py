@@ -29,6 +29,16 @@ LONGEST_CATCH_UP = 8.0
 GRACE = 10.0  # seconds of health in which a read must be answered: its client may have to change servers
 
 
+def brief(detail: dict[str, Any]) -> str:
+    """A node's copy of a stream, as its monitoring endpoint tells of it."""
+    state, cluster = detail.get("state") or {}, detail.get("cluster") or {}
+    return (
+        f"created={detail.get('created')} leader={cluster.get('leader')} since={cluster.get('leader_since')} "
+        f"seqs={state.get('first_seq')}..{state.get('last_seq')} n={state.get('messages')} "
+        f"first_ts={state.get('first_ts')}"
+    )
+
+
 class Term(NamedTuple):
     """One node's time as the leader of a stream."""
 
@@ -45,6 +55,7 @@ class Health:
         self._since: dict[str, float] = dict.fromkeys(streams, 0.0)  # stream -> healthy since
         self._terms: dict[str, Term] = {}
         self._spans: dict[str, list[tuple[float, float]]] = {stream: [] for stream in streams}
+        self.looks: dict[str, list[tuple[float, str]]] = {stream: [] for stream in streams}  # by time.time()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="health", daemon=True)
 
@@ -71,6 +82,15 @@ class Health:
         return any(
             min(end, refusal.end) - max(begin, refusal.begin) >= GRACE for begin, end in self._spans[refusal.stream]
         )
+
+    def note(self, stream: str, what: str) -> None:
+        """Keep what happened to a stream, or was said of it."""
+        if stream in self.looks:
+            self.looks[stream].append((time.time(), what))
+
+    def around(self, stream: str, begin: float, end: float) -> list[str]:
+        """What was noted of a stream between two times."""
+        return [f"{at:.3f} {what}" for at, what in self.looks[stream] if begin <= at <= end]
 
     def leader(self, stream: str) -> str:
         """Who leads the stream, as last seen; empty if unknown."""
@@ -122,6 +142,7 @@ class Health:
             for account in answer.get("account_details") or ():
                 for detail in account.get("stream_detail") or ():
                     cluster = detail.get("cluster") or {}
+                    self.note(detail["name"], f"{name} has {brief(detail)}")
                     if cluster.get("leader", "") == name and self._is_heard(cluster):
                         terms.setdefault(detail["name"], set()).add(Term(name, str(cluster.get("leader_since"))))
         return metas.pop() if len(metas) == 1 else "", {
@@ -170,6 +191,7 @@ class Faults(threading.Thread):
         self.done: Counter[str] = Counter()
         self.caught_up = 0  # copies that were seen to catch up
         self.failed: list[str] = []
+        self.began: list[tuple[float, str]] = []
         self.calm = threading.Lock()  # whoever has it keeps faults away
 
     def run(self) -> None:
@@ -179,6 +201,7 @@ class Faults(threading.Thread):
                     return
                 try:
                     with self.calm:
+                        self.began.append((time.time(), strike.__name__))
                         strike()
                 except (Error, TimeoutError, OSError, ApiError) as error:  # the cluster was too busy for it
                     self.failed.append(f"{strike.__name__}: {error!r}")

@@ -64,6 +64,7 @@ class Read(NamedTuple):
     start: int = 0
     end: int = 0
     is_session: bool = False
+    trace: Sequence[str] = ()  # what it asked, and was told
 
 
 class Refusal(NamedTuple):
@@ -74,6 +75,7 @@ class Refusal(NamedTuple):
     begin: float
     end: float
     error: str
+    trace: Sequence[str] = ()
 
 
 class Model:
@@ -134,9 +136,13 @@ class Model:
         """Every key that was written and begins so."""
         return (key for key in self._keys if key.startswith(prefix))
 
+    def unknown(self) -> list[int]:
+        """Sequences that were acknowledged to nobody: somebody else wrote there."""
+        return sorted({*range(1, self.last + 1)} - {*self.writes})
+
     def differences(self, seqs: Iterable[int]) -> str:
         """How a state of the stream differs from the model at its end; empty: not at all."""
-        unknown = sorted({*range(1, self.last + 1)} - {*self.writes})
+        unknown = self.unknown()
         shown = {seq for seq in seqs if not self.is_ttl(seq)}
         alive = {seq for seq in self._all if seq not in self.removed}
         if not unknown and shown == alive:
@@ -240,6 +246,16 @@ class History:
         self._past: list[tuple[Model, list[Read]]] = []
         self.count = 0
 
+    @property
+    def generations(self) -> int:
+        """How often the stream was made again."""
+        return len(self._past)
+
+    def unknown(self) -> list[str]:
+        """What is in past generations, and in no model: the checker is wrong there."""
+        found = {n: model.unknown() for n, (model, _) in enumerate(self._past)}
+        return [f"{self.stream}, generation {n}: {seqs[:5]} was written by nobody" for n, seqs in found.items() if seqs]
+
     def begin_again(self) -> None:
         """The stream was deleted and created again."""
         self._past.append((self.model, self.reads))
@@ -268,7 +284,8 @@ def _broken(model: Model, reads: Sequence[Read]) -> Iterator[str]:
         as_of, what = judge(model, bounded)
         if what:
             back = floor > read.wanted and not judge(model, read)[1]
-            yield f"{'went back' if back else 'wrong'}: {_short(bounded)}: {what}"
+            kind = "went back" if back else "falsely absent" if read.got is None else "wrong"
+            yield "\n    ".join((f"{kind}: {_short(bounded)}: {what}", *read.trace))
         elif read.is_session:
             floors[read.reader] = max(floor, as_of)
 

@@ -150,6 +150,7 @@ def _hmsg(inbox: bytes, header: bytes, data: bytes = b"") -> bytes:
     return b"HMSG %b 1 %d %d\r\n%b%b\r\n" % (inbox, len(header), len(header) + len(data), header, data)
 
 
+# F13: a deposed leader's word about a stream that was made again
 @pytest.mark.spec("RW-13")
 @pytest.mark.steady
 def test_a_session_does_not_unlearn_its_write_to_a_stream_that_was_made_again() -> None:

@@ -86,6 +86,7 @@ async def by_many(session: Session, name: str) -> int:
     return (await session.stream(name).get_last_many([f"{name}.a"], from_leader=True))[f"{name}.a"].seq
 
 
+# F11: consumers and reads by the leader
 @pytest.mark.spec("RW-13")
 @pytest.mark.parametrize(
     "show",
@@ -106,6 +107,7 @@ async def test_a_session_does_not_go_back_behind_what_it_was_shown(
             assert (await session.stream(fresh).get_last(f"{fresh}.a")).seq == NEW
 
 
+# F7: what a range in progress has shown counts.
 @pytest.mark.spec("RW-13")
 @pytest.mark.parametrize("is_left", [False, True])
 async def test_a_range_in_progress_counts_in_its_loop_and_when_it_is_left(
@@ -186,6 +188,7 @@ async def test_a_bucket_of_a_session_does_not_go_back(server: TestServer, fresh:
             assert (await mine.get("k")).revision >= seen
 
 
+# F8: a cache has seen what its session has.
 @pytest.mark.spec("RW-13")
 async def test_a_cache_of_a_session_has_seen_all_that_the_session_has(any_server: str, fresh: str) -> None:
     async with connect(any_server) as nc, connect(any_server) as other:
@@ -233,6 +236,7 @@ async def test_a_cache_outside_of_a_session_answers_from_memory(our_url: str, fr
         await cached.close()
 
 
+# F10: what was found absent stays absent.
 @pytest.mark.spec("RW-13")
 @pytest.mark.parametrize("has_written", [False, True])
 async def test_what_was_found_absent_does_not_come_back(server: TestServer, fresh: str, has_written: bool) -> None:

@@ -161,6 +161,7 @@ def test_a_token_of_a_stream_that_was_made_again_is_stale_for_blocking_clients_t
             js.session(token).stream(fresh).get_last(f"{fresh}.a")
 
 
+# F14: since when the stream exists
 @pytest.mark.spec("RW-13")
 @pytest.mark.parametrize("is_read", [False, True])
 async def test_a_session_goes_on_with_a_stream_that_others_made_again(

@@ -24,6 +24,7 @@ from slipstream.jetstream._async.stream import Stream
 from slipstream.jetstream.reads.direct_get import StoredMessage
 from slipstream.jetstream.reads.read_state import GENERATION_AGE
 from slipstream.kv._async.key_value import KeyValue
+from tests.jetstream.reads import traces
 from tests.jetstream.reads.history import TTL, Got, History, Kind, Read, Refusal, Write
 
 T = TypeVar("T")
@@ -113,6 +114,9 @@ class Workload:
         self._running = 0
         self._open = asyncio.Event()
         self._open.set()
+        self._opening: asyncio.Task[None] | None = None
+        self.late: list[str] = []  # publishes that arrived after the stream was made again
+        self.kept: list[str] = []  # messages of a deleted stream in the one made after it
 
     @property
     def count(self) -> int:
@@ -137,6 +141,7 @@ class Workload:
         `is_empty`: whether the new stream is empty on every node. On nats-server 2.15.1 a stream that is made again at
         once has, one time in some hundred, messages of the deleted one, and what it says of itself is wrong then.
         """
+        await self.opened()
         self._open.clear()
         while self._running:
             await asyncio.sleep(0.01)
@@ -150,8 +155,50 @@ class Workload:
                 break
         else:
             raise AssertionError(f"{self.name} has messages whenever it is made again")
-        # A server that is held may tell of the old stream for as long as it is: what is known is ten seconds old then.
-        asyncio.get_running_loop().call_later(GENERATION_AGE + LONGEST_HOLD, self._open.set)
+        self._opening = asyncio.create_task(self._go_on(js))
+
+    async def opened(self) -> None:
+        """Wait until a stream that was made again is in use; raises what went wrong on the way."""
+        if self._opening is not None:
+            await self._opening
+
+    async def _go_on(self, js: JetStream) -> None:
+        """Let operations begin on a stream that was made again.
+
+        A server that is held may tell of the old stream for as long as it is: what is known is ten seconds old then.
+        """
+        await asyncio.sleep(GENERATION_AGE + LONGEST_HOLD)
+        try:
+            await self._take_over_late(js)
+        finally:
+            self._open.set()
+
+    async def _take_over_late(self, js: JetStream) -> None:
+        """Messages that the leader has before anything was written: a part of the model, if they are of this stream.
+
+        A publish that was repeated, because a server held it or stood still, may arrive after the stream was made
+        again, which does not know its message id. Its time is that of the new stream. One that is older than the stream
+        was kept by the server from the deleted one: that is in `kept`, and no model.
+        """
+        stream = js.stream(self.name)
+        info = await repeat(stream.info)
+        for seq in range(max(info.state.first_seq, 1), info.state.last_seq + 1):
+            message = await repeat(partial(self._by_leader, stream, seq))
+            if message is None:
+                continue
+            after = (message.time - info.created) / 1e9
+            if after < 0:
+                self.kept.append(f"{self.name} has {seq} of {message.subject}, {-after:.3f} s older than itself")
+                continue
+            self.late.append(f"{self.name}: {seq} of {message.subject} arrived {after:.3f} s after it was made again")
+            self.history.model.begun += 1
+            self.history.model.wrote(seq, Write(message.subject.removeprefix(self.subject), message.data))
+
+    async def _by_leader(self, stream: Stream, seq: int) -> StoredMessage | None:
+        try:
+            return await stream.get(seq, from_leader=True)
+        except MessageNotFoundError:
+            return None
 
     # Writes
 
@@ -246,12 +293,14 @@ class Reader:
         self.random = random.Random(seed)
         self.is_session = False
         self.has_stale_token = False
+        self._trace: list[str] = []
         self._paths = BUCKET_PATHS if workload.shape.bucket else STREAM_PATHS
 
     async def read(self, stream: Stream, bucket: KeyValue[bytes] | None, wanted: int, *, path: str = "") -> None:
         """One read. `wanted` is 0 where the session knows it."""
         path = path or self.random.choice(self._paths)
         begin = time.monotonic()
+        self._trace = traces.begin()
         try:
             await getattr(self, f"_{path}")(stream if bucket is None or path in STREAM_PATHS else bucket, wanted)
         except Error as error:
@@ -263,12 +312,17 @@ class Reader:
         self.has_stale_token = is_final
         is_early = is_final or not self.workload.shape.config.num_replicas > 1
         end = time.monotonic() if is_early else max(time.monotonic(), begin + READ_TIMEOUT)
-        self.workload.refusals.append(Refusal(self.workload.name, f"{self.name} {what}", begin, end, error))
+        refusal = Refusal(self.workload.name, f"{self.name} {what}", begin, end, error, self._trace)
+        self.workload.refusals.append(refusal)
+
+    def forget_trace(self) -> None:
+        """What follows was read elsewhere."""
+        self._trace = []
 
     def note(self, path: str, key: str, wanted: int, got: object, start: int = 0, end: int = 0) -> None:
         """A read ended."""
         latest = self.history.model.begun
-        self.history.read(Read(self.name, path, key, wanted, latest, got, start, end, self.is_session))
+        self.history.read(Read(self.name, path, key, wanted, latest, got, start, end, self.is_session, self._trace))
 
     def _ask(self, wanted: int) -> int:
         return 0 if self.is_session else wanted
@@ -464,6 +518,7 @@ async def _hand_over(reader: Reader, urls: list[str], token: str, wrote: int) ->
     )  # fmt: skip
     output, _ = await child.communicate()
     answer = msgspec.json.decode(output)
+    reader.forget_trace()
     for key, (seq, value) in zip(keys, answer["found"], strict=False):
         reader.note("last", key, wrote, Got(seq, value.encode()) if seq else None)
     if answer["error"]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from slipstream.api import ConsumerConfig, ConsumerFields, ConsumerInfo, GetRequest, ReplayPolicy, StreamInfo
 from slipstream.api.fields_set import configuration
+from slipstream.api.notebook import facts
 from slipstream.api.times import instant
 from slipstream.errors import (
     DirectGetNotAllowedError,
@@ -38,6 +39,20 @@ from slipstream.jetstream.reads.retry import SHORTEST_TRY
 from slipstream.wire import check_filter
 from slipstream.wire.arguments import Duration, check_timeout
 
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+    import pyarrow as pa
+
+    from slipstream.frames.options import FrameOptions, RangeOptions
+
+_PARTS = {
+    "subject": Part.SUBJECT,
+    "sequence": Part.NOTHING,
+    "timestamp": Part.TIME,
+    "headers": Part.HEADER,
+    "data": Part.DATA,
+}
 CAUSE_TIMEOUT = 1.0  # seconds to find out why a Direct Get had no responders
 
 
@@ -61,6 +76,9 @@ class Stream:
 
     def __repr__(self) -> str:
         return f"<Stream {self.name!r}>"
+
+    def _repr_html_(self) -> str:
+        return facts(f"Stream {self.name}", [("State", "info() shows it, to_pandas() its messages")])
 
     async def info(
         self, *, subjects_filter: str = "", deleted_details: bool = False, timeout: Duration | None = None
@@ -335,6 +353,57 @@ class Stream:
                 raise
             why = f"{error}; a range with an end waits for it: end={end} must be a sequence that the stream reaches"
             raise StaleReadError(why, stream=self.name, min_last_seq=end) from error
+
+    # Data frames
+
+    async def to_arrow(
+        self,
+        *,
+        start: int = 1,
+        end: int = 0,
+        subject: str = "",
+        start_time: int | datetime | None = None,
+        min_last_seq: int = 0,
+        from_leader: bool = False,
+        timeout: Duration | None = None,
+        **options: Unpack[FrameOptions],
+    ) -> pa.Table:
+        """The messages as an Arrow table: of a range as for `read`, by default the whole stream.
+
+        `columns`, `schema` and `errors` are FrameOptions: `await stream.to_arrow(schema=Order)` decodes JSON into the
+        fields of a type. Needs the extra `arrow`.
+        """
+        from slipstream.frames.arrow import TableBuilder  # with its dependencies, which are optional
+
+        builder = TableBuilder(**options)
+        parts = Part.DATA if options.get("schema") is not None else Part.NOTHING
+        for name in builder.columns:
+            parts |= _PARTS[name]
+        chunks = self.read_columns(
+            start=start,
+            end=end,
+            subject=subject,
+            start_time=start_time,
+            min_last_seq=min_last_seq,
+            from_leader=from_leader,
+            parts=parts | (Part.SUBJECT if options.get("schema") is not None else Part.NOTHING),
+            timeout=timeout,
+        )
+        async for columns in chunks:
+            builder.add_columns(columns)
+        return builder.table()
+
+    async def to_pandas(self, **options: Unpack[RangeOptions]) -> pd.DataFrame:
+        """The same as a pandas data frame, its columns backed by Arrow; takes the arguments of `to_arrow`."""
+        from slipstream.frames.arrow import pandas_of
+
+        return pandas_of(await self.to_arrow(**options))
+
+    async def to_polars(self, **options: Unpack[RangeOptions]) -> pl.DataFrame:
+        """The same as a polars data frame; takes the arguments of `to_arrow`."""
+        from slipstream.frames.arrow import polars_of
+
+        return polars_of(await self.to_arrow(**options))
 
     # Consumers
 

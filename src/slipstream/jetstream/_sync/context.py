@@ -18,6 +18,7 @@ from slipstream.errors import Error, StreamLookupError
 from slipstream.jetstream import requests
 from slipstream.jetstream.consume.ack_subject import BaseJsMessage
 from slipstream.jetstream.consumer_requests import ConsumerApi
+from slipstream.jetstream.publish.counts import PublishCounts
 from slipstream.jetstream.reads.read_state import MOVE_INTERVAL, ReadState
 from slipstream.jetstream.reads.session import SessionState
 from slipstream.wire.arguments import Duration, check_seconds, check_timeout
@@ -28,7 +29,7 @@ T = TypeVar("T")
 class JetStreamContext:
     """One connection, one API prefix, one default timeout, one codec, and the session if there is one."""
 
-    __slots__ = ("api", "client", "codec", "consumer_api", "read_state", "session", "timeout")
+    __slots__ = ("api", "client", "codec", "consumer_api", "publish_counts", "read_state", "session", "timeout")
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class JetStreamContext:
         self.consumer_api = ConsumerApi(prefix)
         self.timeout = timeout
         self.session = session
+        self.publish_counts = client.shared(PublishCounts)
         self.read_state = client.shared(ReadState)  # one per connection, whatever the number of contexts on it
 
     @property

@@ -33,6 +33,7 @@ from slipstream.jetstream._sync.stream import Stream
 from slipstream.jetstream._sync.subscribe import PullSubscription, pull_subscribe, push_subscribe
 from slipstream.jetstream.consume.ordered import HEARTBEAT
 from slipstream.jetstream.consume.subscribe import Wanted
+from slipstream.jetstream.publish.counts import PublishStats
 from slipstream.jetstream.publish.repeats import is_repeatable
 from slipstream.jetstream.reads.read_state import ReadStats
 from slipstream.jetstream.reads.session import SessionState
@@ -96,6 +97,11 @@ class JetStream:
         """How the reads of this connection went so far: at once, retried, with the leader's help, failed."""
         return self._context.read_state.stats
 
+    @property
+    def publish_stats(self) -> PublishStats:
+        """How many messages were published to streams on this connection, and acknowledged."""
+        return self._context.publish_counts.stats
+
     def session(self, token: str = "", *, secret: bytes = b"") -> Session:
         """Read-your-writes and monotonic reads without bookkeeping: `with js.session() as s`.
 
@@ -151,9 +157,12 @@ class JetStream:
             rollup=rollup,
         )
         retry_wait = check_seconds(retry_wait, "retry_wait")
+        counts = self._context.publish_counts
+        counts.published += 1
         if retries and is_repeatable(call.header):
             limit = self._context.timeout if timeout is None else check_seconds(timeout)
             ack = RepeatedPublish(self._context, call).run(timeout=limit, retries=retries, retry_wait=retry_wait)
+            counts.acknowledged(ack.duplicate)
             self._context.note_ack(ack, subject, call.header)
             return ack
         tried = 0
@@ -166,6 +175,7 @@ class JetStream:
                 self._context.client.sleep(retry_wait * 2**tried)
                 tried += 1
             else:
+                counts.acknowledged(ack.duplicate)
                 self._context.note_ack(ack, subject, call.header)
                 return ack
 

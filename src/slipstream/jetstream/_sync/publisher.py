@@ -52,6 +52,7 @@ class Publisher(Openable):
         self._retry_wait = check_seconds(retry_wait, "retry_wait")
         self._window = AckWindow(max_in_flight, None if context.session is None else context.note_ack)
         self._timeout = check_seconds(timeout)
+        self._counted = (0, 0, 0)  # sent, acked, duplicates that are in the statistics of the connection
 
     def __repr__(self) -> str:
         return f"<Publisher of {self._client!r}, {self._window.in_flight} in flight>"
@@ -204,8 +205,18 @@ class Publisher(Openable):
                 self._resend()
                 continue
             self._wait(partial(self._window.fewer_than, waiting), "the acks of the publishes in flight")
+        self._count()
         if self._window.failures:
             raise self._failure()
+
+    def _count(self) -> None:
+        """Add what happened since the last time to the statistics of the connection."""
+        counts, window = self._context.publish_counts, self._window
+        sent, acked, duplicates = self._counted
+        self._counted = (window.sent, window.acked, window.duplicates)
+        counts.published += window.sent - sent
+        counts.acked += window.acked - acked
+        counts.duplicates += window.duplicates - duplicates
 
     def _wait(self, ready: requests.Ready, what: str) -> None:
         """Wait until `ready()`; over a lost connection, if what was in flight may be sent again."""
@@ -247,6 +258,7 @@ class Publisher(Openable):
         """Stop waiting for the publishes in flight; whether they were stored is unknown."""
         for token in self._window.forget(error):
             self._client.cancel(token)
+        self._count()
 
     def _failure(self) -> Error:
         first = self._window.failures[0]

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from slipstream.api import encode_json
+from slipstream.api.notebook import facts
 from slipstream.api.times import Duration, nanoseconds, to_datetime
 from slipstream.client.base import BaseMessage, HasCodec, shown
 from slipstream.codecs import Codec
@@ -161,6 +162,21 @@ class BaseJsMessage(BaseMessage[C], Generic[C], gc=False):
         except NotJetStreamMessageError:
             return f"{self.subject!r} (not a message of a stream)"
         return f"{self.subject!r} (stream {at.stream!r}, sequence {at.stream_seq}, delivery {at.num_delivered})"
+
+    def _repr_html_(self) -> str:
+        headers = "\n".join(f"{name}: {value}" for name, value in (self.headers or {}).items()) or None
+        rows: list[tuple[str, object]] = [("Subject", self.subject), ("Headers", headers), ("Data", self.data)]
+        try:
+            at = self.metadata
+        except NotJetStreamMessageError:
+            return facts("Message", rows)
+        rows[1:1] = [
+            ("Time", self.timestamp),
+            ("Consumer", at.consumer),
+            ("Delivery", at.num_delivered),
+            ("Pending behind it", at.num_pending),
+        ]
+        return facts(f"Message {at.stream_seq:,} of {at.stream}", rows)
 
     def __repr__(self) -> str:
         try:

@@ -16,13 +16,18 @@ from collections import deque
 from collections.abc import Container, Sequence
 from itertools import islice
 from operator import lt
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 from slipstream.api.times import parse_time
 from slipstream.errors import Error, MessageNotFoundError, RemoteProtocolError
 from slipstream.jetstream.reads.direct_get import BATCH_HEADERS, SERVER_HEADERS, EndOfBatch, StoredMessage, decode
 from slipstream.wire import Msg
 from slipstream.wire.frame_runs import scan_run
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from slipstream.frames.options import FrameOptions
 
 # Behind `HMSG <reply> <sid> `: the sizes, and a header block whose last lines are the server's. The message's own
 # headers stand between; the block must end right behind the server's, and where its size says.
@@ -90,6 +95,12 @@ class Columns(NamedTuple):
         stream = self.stream
         rows = zip(self.subjects, self.seqs, self.times, self.headers, self.data, strict=True)
         return [StoredMessage(*row, stream) for row in rows]
+
+    def to_arrow(self, **options: Unpack[FrameOptions]) -> pa.Table:
+        """The same as an Arrow table; see FrameOptions. Needs the extra `arrow`."""
+        from slipstream.frames.arrow import to_arrow  # with its dependencies, which are optional
+
+        return to_arrow(self, **options)
 
     @classmethod
     def join(cls, pieces: Sequence[Columns]) -> Columns:

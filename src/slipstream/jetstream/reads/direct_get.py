@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar, overload
 
 from slipstream.api import names
+from slipstream.api.notebook import facts
 from slipstream.api.times import parse_time, to_datetime
 from slipstream.codecs.payloads import ANYTHING, JSON, Origin, decode_payload, decode_text
 from slipstream.errors import (
@@ -68,6 +69,12 @@ class StoredMessage(NamedTuple):
     def headers(self) -> Headers:
         """The headers it was published with."""
         return Headers.parse(self.header)
+
+    def _repr_html_(self) -> str:
+        headers = "\n".join(f"{name}: {value}" for name, value in self.headers.items()) or None
+        title = f"Message {self.seq:,} of {self.stream}"
+        rows = (("Subject", self.subject), ("Time", self.timestamp), ("Headers", headers), ("Data", self.data))
+        return facts(title, rows)
 
     def text(self) -> str:
         """The payload as text in UTF-8; raises MessageDecodeError if it is none."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from datetime import timedelta
-from typing import Generic, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack, cast
 
+from slipstream.api.notebook import facts
 from slipstream.api.times import nanoseconds
 from slipstream.client._async.opening import Openable, opens
 from slipstream.errors import (
@@ -36,6 +37,13 @@ from slipstream.kv.lifetime import whole_seconds
 from slipstream.kv.snapshot import Fold, check_past
 from slipstream.wire.arguments import Duration, check_timeout
 
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+    import pyarrow as pa
+
+    from slipstream.frames.options import FrameOptions, SnapshotOptions
+
 V = TypeVar("V")
 W = TypeVar("W")
 
@@ -58,6 +66,9 @@ class KeyValue(Generic[V]):
     def __init__(self, storage: Storage[V]) -> None:
         self.storage = storage
         self.bucket = storage.bucket
+
+    def _repr_html_(self) -> str:
+        return facts(f"Bucket {self.bucket}", [("State", "status() shows it, to_pandas() its values")])
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.bucket!r} in {type(self.storage).__name__}>"
@@ -305,6 +316,38 @@ class KeyValue(Generic[V]):
                 attempts += 1
                 if revision or attempts == _SNAPSHOT_ATTEMPTS:
                     raise  # otherwise a key was overwritten during the read: retry as of a newer revision
+
+    async def to_arrow(
+        self,
+        *filters: str,
+        revision: int = 0,
+        min_last_revision: int = 0,
+        timeout: Duration | None = None,
+        **options: Unpack[FrameOptions],
+    ) -> pa.Table:
+        """A `snapshot` as an Arrow table with a row per key: key, value, revision, created, operation.
+
+        `columns`, `schema` and `errors` are FrameOptions; a `schema` decodes JSON values into columns. Needs the extra
+        `arrow`.
+        """
+        from slipstream.frames.arrow import TableBuilder  # with its dependencies, which are optional
+
+        builder = TableBuilder(**options, entries=True)
+        found = await self.snapshot(*filters, revision=revision, min_last_revision=min_last_revision, timeout=timeout)
+        builder.add_entries(found.values())
+        return builder.table()
+
+    async def to_pandas(self, *filters: str, **options: Unpack[SnapshotOptions]) -> pd.DataFrame:
+        """The same as a pandas data frame, its columns backed by Arrow; takes the arguments of `to_arrow`."""
+        from slipstream.frames.arrow import pandas_of
+
+        return pandas_of(await self.to_arrow(*filters, **options))
+
+    async def to_polars(self, *filters: str, **options: Unpack[SnapshotOptions]) -> pl.DataFrame:
+        """The same as a polars data frame; takes the arguments of `to_arrow`."""
+        from slipstream.frames.arrow import polars_of
+
+        return polars_of(await self.to_arrow(*filters, **options))
 
     async def purge_deletes(
         self, *, older_than: Duration = DELETES_KEPT, recorded: bool = False, timeout: Duration | None = None

@@ -13,13 +13,15 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM, AESSIV
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
 from slipstream.errors import CodecError, DecryptionError, UsageError
+from slipstream.extras import needed_by
 from slipstream.kv.codecs.base import Codec, TokenCodec, from_base64
+
+with needed_by("an encrypted bucket", "encryption"):
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM, AESSIV
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 VERSION = 1
 MASTER_SIZE = 32

@@ -32,6 +32,7 @@ class StreamReads:
         self._stream = stream
         self._direct = context.api.direct_subject(stream)
         self._parts: TrustedReads | None = None
+        self._cache = context.read_state.stream(context.prefix, stream)
 
     def get(self, request: GetRequest, *, min_last_seq: int, from_leader: bool, timeout: float | None) -> StoredMessage:
         """One message: by its sequence, the next one of a subject, or the last one. Its subject must be valid."""
@@ -39,14 +40,15 @@ class StreamReads:
         context, session = self._context, self._context.session
         limit = context.timeout if timeout is None else timeout
         if min_last_seq or from_leader or session is not None:
-            begin = context.client.now()
+            begin = now = context.client.now()
             if isinstance(session, HandleState) and session.is_open(self._stream, request.last_by_subj):
                 newest = self.newest_seq(timeout=limit)
                 session.close(self._stream, newest)
+                now = context.client.now()
                 min_last_seq = max(min_last_seq, newest)
             proven = None
             if request.last_by_subj and not from_leader:
-                proven = self._last_at_once(request, min_last_seq, limit)
+                proven = self._last_at_once(request, min_last_seq, limit, now)
                 if isinstance(proven, StoredMessage):
                     return proven
                 limit = max(limit - (context.client.now() - begin), SHORTEST_TRY)  # what was waited counts
@@ -78,7 +80,7 @@ class StreamReads:
             client.cancel(token)
 
     def _last_at_once(
-        self, request: GetRequest, min_last_seq: int, limit: float
+        self, request: GetRequest, min_last_seq: int, limit: float, now: float
     ) -> StoredMessage | StaleReadError | None:
         """The newest message of a literal subject by one request, as most of them are proven. None, or the word of the
         server that it is behind: by all means.
@@ -94,7 +96,7 @@ class StreamReads:
             if session.is_claim(self._stream) or session.is_suspect(self._stream):
                 return None
             wanted = max(wanted, session.wanted(self._stream, request.last_by_subj))
-        cache, now = context.read_state.stream(context.prefix, self._stream), context.client.now()
+        cache = self._cache
         existed, is_fresh = cache.reached, cache.has_config(now)
         if not keeps and (cache.is_leader_first or not cache.is_known(now) or not cache.created or cache.origin):
             return None
@@ -118,7 +120,8 @@ class StreamReads:
             if found.seq < wanted and not (is_fresh and cache.is_alone and wanted <= existed):
                 return None
         context.read_state.at_once += 1
-        context.note_state(self._stream, max(found.seq, wanted), found.subject, found.seq)
+        if session is not None:
+            context.note_state(self._stream, max(found.seq, wanted), found.subject, found.seq)
         return found
 
     def _get_proven(self, request: GetRequest, goal: ReadGoal, *, from_leader: bool) -> StoredMessage:
