@@ -85,6 +85,15 @@ def test_read_replica_that_lags_keeps_what_an_expired_value_replaced() -> None:
     asyncio.run(asyncio.wait_for(on_server(Scenario(options, [*steps, *reads])), 60))
 
 
+@pytest.mark.spec("KV-21", "KV-47", on="C")
+def test_cache_does_not_keep_what_a_follower_still_has_of_a_purged_key() -> None:
+    """A count of the bucket proves what the cache held then, not what a follower that was held has sent since."""
+    written = [Step("put_ttl", handle=6, n=3), Step("delete", handle=4, key=3), Step("hold"), Step("forget")]
+    options = Options(history=4, value_ttl=True, replicas=3)
+    for _ in range(5):  # which copy answers is chance
+        asyncio.run(asyncio.wait_for(on_server(Scenario(options, [*written, *[Step("cached")] * 8])), 60))
+
+
 @SHORT
 @given(scenario=scenarios(is_local=True))
 def test_local_buckets_behave_like_the_model(scenario: Scenario) -> None:
