@@ -117,6 +117,8 @@ class Model:
     subjects: dict[str, Key] = field(default_factory=dict)
     removed: dict[Key, list[Kept]] = field(default_factory=dict)  # by request or time, without a trace for some copy
     passing: set[int] = field(default_factory=set)  # markers that came and went while time passed
+    now: int = 0  # by the server's clock, when the model was last settled
+    expired: list[tuple[int, Kept]] = field(default_factory=list)  # entries, and when they were found to be gone
 
     # What happens
 
@@ -128,6 +130,7 @@ class Model:
         """
         assert found.last >= self.revision, f"the newest revision is {found.last}, and was {self.revision}"
         before, written, new = self.revision, written or {}, {raw.revision: raw for raw in found.new}
+        self.now = found.now
         owed = self._expire(found, held_at)
         replaced = 0  # markers that a write has replaced, or followed
         for revision in sorted({*new, *written}):
@@ -157,6 +160,7 @@ class Model:
                     assert due is None or due > found.now - self.slack, f"{entry} was due, and is still there"
                 elif due is not None and self.is_due(entry, found.now):
                     kept.remove(entry)
+                    self.expired.append((found.now, entry))
                     if held_at is not None and entry.revision > self.states[held_at].revision:
                         self._note_removed(key, entry.revision, held_at)
                     if not kept and self.limits.marker_ttl and entry.operation in LEAVE_MARKER:
@@ -243,6 +247,10 @@ class Model:
     def newest(self, key: Key, since: int) -> list[Kept | None]:
         """What a read of a key may find: an entry, or that it has none."""
         return [state.newest(key) for state in self.states[since:]]
+
+    def expired_lately(self, key: Key) -> list[Kept]:
+        """Entries of a key that a copy may not have removed yet: each server has a timer of its own."""
+        return [entry for at, entry in self.expired if entry.key == key and self.now - at <= self.slack]
 
     def ever(self, since: int) -> set[Kept]:
         """The entries of a range that may be read."""

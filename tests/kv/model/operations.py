@@ -384,8 +384,12 @@ class Run:
 
     def ghosts(self, key: Key) -> list[Kept]:
         """Entries that were removed by request, or replaced by one that expired before a copy got it: to a mirror that
-        is not replicated (howto/mirrors.md), so one that answers for its origin may still show them."""
-        return self.model.removed.get(key, []) if self.backend.has_copy else []
+        is not replicated (howto/mirrors.md), so one that answers for its origin may still show them. In real time it
+        may also show for a moment what has expired in its origin."""
+        if not self.backend.has_copy:
+            return []
+        lately = self.model.expired_lately(key) if self.backend.is_real_time else []
+        return [*self.model.removed.get(key, []), *lately]
 
     def _check_newest(self, key: Key, entry: Entry[Any] | None, since: int) -> None:
         assert self._is_newest(key, entry, since), f"{key} is {entry}; allowed: {self.newest(key, since)}"
