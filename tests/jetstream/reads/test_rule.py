@@ -97,6 +97,24 @@ def test_after_an_election_a_message_that_is_gone_is_absent() -> None:
     assert read(SEQ, info(deleted=(4,))) is None
 
 
+@pytest.mark.parametrize("request_", [GetRequest(last_by_subj="s.a"), SEQ, NEXT], ids=["last", "seq", "next"])
+def test_after_an_election_the_leader_proves_an_absence_while_a_replica_stands_still(request_: GetRequest) -> None:
+    """A server that is frozen stays in the queue group of Direct Gets: questions whose responder is to be named are
+    not answered, however often they are repeated."""
+    gone = info(deleted=(4,))
+    leader = replace(gone, state=replace(gone.state, subjects={}))
+
+    def answer(action: object) -> object:
+        if isinstance(action, Direct):
+            if action.is_named:
+                return Retry(RequestTimeoutError("timed out after 0.5 s"))
+            return Replies("")
+        return leader if isinstance(action, Info) else None
+
+    goal = ReadGoal("S", LAST, None, RetryPolicy(1.0, lambda: 0.0))
+    assert run(ReadRule("S", StreamCache(), lambda: 0.0).get(goal, request_), answer) is None
+
+
 # Sessions: an answer that is ahead of the leader that vouches for it
 
 AHEAD = StoredMessage("s.b", 2, CREATED + 2, b"", b"2", "S")

@@ -374,6 +374,8 @@ class ReadRule:
         is_long = self.cache.needs_names  # the list of what was deleted: megabytes for one message
         if is_single and not is_long:
             found = yield from self._still_there(goal, request, before)
+            if isinstance(found, Retry):
+                return (yield from self._alone_or(found, goal, request, before))
             if found is not None:
                 return found
         asked = GetRequest(multi_last=(subject,)) if subject and not has_wildcard(subject) else request
@@ -382,7 +384,7 @@ class ReadRule:
         except BadRequestError:
             return Retry(goal.stale("only a multi-subject get could prove it: nats-server 2.11 or newer is needed"))
         if isinstance(answer, Retry):
-            return answer
+            return (yield from self._alone_or(answer, goal, request, before))
         if isinstance(answer, Replies) and answer.items:
             return self._found_unsettled(goal, request, answer.items[0].message)
         if is_single and is_long and answer is None:
@@ -390,6 +392,14 @@ class ReadRule:
             if found is not None:
                 return found
         return (yield from self._unsettled_alone(goal, request, before))
+
+    def _alone_or(
+        self, silence: Retry, goal: ReadGoal, request: GetRequest, before: LeaderWord
+    ) -> Steps[Found | Retry]:
+        """No replica answered. One that stands still gets a part of all Direct Gets for a minute: the leader may need
+        none of them."""
+        alone = yield from self._unsettled_alone(goal, request, before)
+        return silence if isinstance(alone, Retry) else alone
 
     def _still_there(self, goal: ReadGoal, request: GetRequest, before: LeaderWord) -> Steps[Found | Retry | None]:
         """A message by its sequence, or the next one, by any replica: the leader's state behind it still has it.
