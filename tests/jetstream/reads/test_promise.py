@@ -26,6 +26,7 @@ from slipstream.facade._async.client import JetStream
 from slipstream.jetstream.reads.read_state import GENERATION_AGE
 from tests.cluster import NODES, Cluster
 from tests.jetstream.reads.faults import Faults, Health, brief
+from tests.jetstream.reads.history import Got, Write
 from tests.jetstream.reads.traces import traced
 from tests.jetstream.reads.workload import (
     KEYS,
@@ -332,6 +333,21 @@ async def test_messages_that_a_server_kept_from_a_deleted_stream_are_not_taken_f
 
         workload = await made_again(js, fresh, delete_twice)
         assert (bool(workload.kept), workload.late) == (True, [])
+
+
+def test_a_session_without_the_stale_token_is_not_held_to_what_the_one_before_saw() -> None:
+    workload = Workload(shapes("P", "")["again"], SEED)
+    workload.history.model.begun = 1
+    workload.history.model.wrote(1, Write(KEYS[0], b"1"))
+    reader = Reader("s", workload, SEED)
+    reader.is_session = True
+    reader.note("last", KEYS[0], 1, Got(1, b"1"))
+    reader.begin_again()
+    reader.note("last", KEYS[0], 0, None)  # by a follower that lags
+    assert workload.history.broken() == []
+    reader.note("last", KEYS[0], 0, Got(1, b"1"))
+    reader.note("last", KEYS[0], 0, None)
+    assert len(workload.history.broken()) == 1
 
 
 @pytest.mark.spec("RW-19", on="C N")

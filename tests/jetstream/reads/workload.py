@@ -293,6 +293,7 @@ class Reader:
         self.random = random.Random(seed)
         self.is_session = False
         self.has_stale_token = False
+        self._sessions = 1
         self._trace: list[str] = []
         self._paths = BUCKET_PATHS if workload.shape.bucket else STREAM_PATHS
 
@@ -314,6 +315,12 @@ class Reader:
         end = time.monotonic() if is_early else max(time.monotonic(), begin + READ_TIMEOUT)
         refusal = Refusal(self.workload.name, f"{self.name} {what}", begin, end, error, self._trace)
         self.workload.refusals.append(refusal)
+
+    def begin_again(self) -> None:
+        """Another session begins: it is not promised what the one before has written and seen."""
+        self.has_stale_token = False
+        self._sessions += 1
+        self.name = f"{self.name.rstrip('0123456789')}{self._sessions}"
 
     def forget_trace(self) -> None:
         """What follows was read elsewhere."""
@@ -481,7 +488,8 @@ async def keep_a_session(
     token = ""
     while not workload.is_over:
         if reader.has_stale_token:  # documented: a token does not outlive its stream
-            token, reader.has_stale_token = "", False
+            token, wrote = "", 0
+            reader.begin_again()
         session = rng.choice(contexts).session(token)
         stream = session.stream(workload.name)
         bucket = await _bucket(workload, session)
