@@ -43,7 +43,7 @@ EDGES: dict[str, set[str]] = {
     OBJECTS: {API, JETSTREAM, WIRE, CLIENT},
     SERVICES: {API, CODECS, WIRE, CLIENT},
     FACADE: {CLIENT, CODECS, JETSTREAM, KV, OBJECTS, SERVICES, WIRE, API},
-    "spark": {JETSTREAM, KV, API, WIRE, FACADE, "slipstream.client.backoff"},
+    "spark": {JETSTREAM, KV, API, METRICS, WIRE, FACADE, "slipstream.client.backoff"},
     "formats": {"spark"},
     METRICS: {API},
     ENGINE: {API, METRICS, WIRE},
@@ -144,6 +144,8 @@ IO_EXCEPTIONS = {
     "slipstream/spark/pipelines/workbench/cases.py": {"pathlib", "tempfile"},
     "slipstream/spark/pipelines/workbench/recording.py": {"pathlib"},
     "slipstream/spark/pipelines/workbench/warm.py": {"os", "pathlib", "subprocess", "tempfile"},
+    "slipstream/spark/pipelines/observe/events.py": {"pathlib"},
+    "slipstream/spark/pipelines/observe/metrics.py": {"socket", "threading"},
     "slipstream/spark/pipelines/lag.py": {"time"},  # the age of a message
     "slipstream/spark/pipelines/lock.py": {"os", "pathlib", "time"},
     "slipstream/spark/pipelines/connection.py": {"os", "pathlib"},

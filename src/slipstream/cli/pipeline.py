@@ -45,6 +45,7 @@ _KNOWN = frozenset(
             "reason",
             "of",
             "resend",
+            "metrics",
         ),
     )
 )
@@ -64,6 +65,8 @@ def add(commands: Commands) -> None:
     text = "print what each output has done as JSON in the end, and progress on stderr"
     run.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=text)
     run.add_argument("--plain", action="store_true", help="print lines instead of a live table")
+    text = "serve metrics for Prometheus: a port, or host:port"
+    run.add_argument("--metrics", default="", metavar="ADDRESS", help=text)
     run.add_argument("--verbose", action="store_true", help=_VERBOSE)
     validate = group.add("validate", _validate, "check the file, and the streams if a server is reachable")
     validate.add_argument(
@@ -151,6 +154,7 @@ def _run(shell: Shell) -> None:
         out=sys.stderr if hasattr(options, "json") else sys.stdout,
         plain=options.plain or hasattr(options, "json"),
         verbose=options.verbose,
+        metrics=options.metrics,
     )
     _check_spark()
     stop_on_signals(runner)

@@ -64,6 +64,20 @@ def test_table_lies_in_the_warehouse(table: str, conf: str, path: str) -> None:
     assert state.output_path(found.outputs[0]) is None
 
 
+@pytest.mark.parametrize(("value", "found"), [("9465", "9465"), ('"0.0.0.0:1"', "0.0.0.0:1")])
+def test_metrics_are_a_port_or_an_address(value: str, found: str) -> None:
+    assert parse(f"[pipeline]\nmetrics = {value}\n{SMALL}").metrics == found
+    said = "metrics must be a port or host:port, such as 9465 or 0.0.0.0:9465, got 'x'"
+    assert mistakes(f'[pipeline]\nmetrics = "x"\n{SMALL}') == [(2, 1, said)]
+
+
+@pytest.mark.parametrize(("value", "found"), [("true", "4040"), ("4050", "4050"), ("false", "")])
+def test_spark_ui_is_one_key(value: str, found: str) -> None:
+    assert parse(f"[spark]\nui = {value}\n{SMALL}").ui == found
+    assert mistakes(f"[spark]\nui = 70000\n{SMALL}")[0][2] == "ui must be true, false or a port, got 70000"
+    assert mistakes(f'[spark]\nui = "x"\n{SMALL}')[0][2] == "ui must be true, false or a port, got 'x'"
+
+
 def test_steps_are_in_dependency_order() -> None:
     steps = '[steps.b]\nsql = "SELECT * FROM a"\n[steps.a]\nsql = "SELECT b FROM orders"\n'
     assert [step.name for step in parse(SMALL + steps).steps] == ["a", "b"]

@@ -86,8 +86,9 @@ def test_query_is_restarted_for_as_long_as_a_server_is_away(tmp_path: Path, monk
 def progress(batch: int, rows: int, written: int | None) -> dict[str, object]:
     metrics = {} if written is None else {"slipstream": {"rows": written}}
     return {
-        "runId": "r", "batchId": batch, "numInputRows": rows, "processedRowsPerSecond": 1.0, "batchDuration": 5,
-        "sources": [{"endOffset": {"seq": rows}}], "observedMetrics": metrics,
+        "id": "q", "runId": "r", "batchId": batch, "numInputRows": rows, "processedRowsPerSecond": 1.0,
+        "batchDuration": 5, "durationMs": {"addBatch": 1} if rows or written is not None else {"latestOffset": 1},
+        "sources": [{"endOffset": {"seq": rows}, "numInputRows": rows}], "observedMetrics": metrics,
     }  # fmt: skip
 
 
@@ -108,6 +109,51 @@ def test_written_rows_are_added_up_over_batches_and_runs(tmp_path: Path) -> None
     assert (found["ok"], found["outputs"]["copy"]["written"], found["outputs"]["other"]["written"]) == (True, 7, None)
     other.is_failed = True
     assert not runner.result()["ok"]
+
+
+def test_report_of_an_idle_query_does_not_hide_the_batch_that_follows() -> None:
+    """Spark reports an idle query with the number of the batch to come."""
+    events: list[tuple[str, object, object]] = []
+    plan = QueryPlan("copy", None, mock.Mock())
+    one = RunningQuery(plan, lambda kind, _, **more: events.append((kind, more["batch"], more["rows"])))
+    query = Query()
+    one.started(query)  # type: ignore[arg-type]
+    query.recentProgress = [progress(0, 10, 4), progress(1, 0, None)]
+    one.update()
+    query.recentProgress += [progress(1, 0, None), progress(1, 5, 2)]
+    one.update()
+    assert (one.state.rows, one.state.written, one.state.batch, one.state.batches) == (15, 6, 1, 2)
+    assert events == [("progress", 0, 10), ("progress", 1, 5)]
+
+
+def test_watermark_state_and_late_rows_are_part_of_the_state() -> None:
+    one = RunningQuery(QueryPlan("copy", None, mock.Mock()))
+    query = Query()
+    one.started(query)  # type: ignore[arg-type]
+    for batch, late in ((0, 0), (1, 3), (2, 2)):
+        found = progress(batch, 5, 5)
+        found["stateOperators"] = [{"numRowsTotal": batch + 1, "numRowsDroppedByWatermark": late}]
+        found["eventTime"] = {"watermark": f"2026-01-31T09:00:0{batch}.000Z"}
+        query.recentProgress.append(found)
+    one.update()
+    assert (one.state.late, one.state.state_rows, one.state.watermark) == (5, 3, "2026-01-31T09:00:02.000Z")
+    total = one.state.after(QueryState(late=2, state_rows=9, batches=4))
+    assert (total.late, total.state_rows, total.batches) == (7, 3, 3)
+
+
+def test_events_tell_failures_and_restarts(tmp_path: Path) -> None:
+    seen: list[dict[str, object]] = []
+    runner = Runner(parse(SMALL, file=str(tmp_path / "p.toml")), once=True, on_event=seen.append)
+    away, bad = (RunningQuery(QueryPlan(name, None, mock.Mock())) for name in ("away", "bad"))
+    runner._failed(away, "slipstream.errors.ConnectionLostError: refused", Lines(io.StringIO()))
+    runner._failed(bad, "AnalysisException: no such column", Lines(io.StringIO()))
+    assert [(one["event"], one["output"], one["reason"]) for one in seen] == [
+        ("query_failed", "away", "refused"),
+        ("query_given_up", "bad", "AnalysisException: no such column"),
+    ]
+    assert seen[0]["restarts_in"] == 1.0
+    assert (away.state.failures, bad.state.failures) == (1, 1)
+    assert len(StateFolder(runner._pipeline).path.joinpath("events.jsonl").read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize("any_server", ["ours", "real"], indirect=True)

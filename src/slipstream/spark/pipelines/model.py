@@ -118,6 +118,8 @@ class Pipeline:
     state: str = ""
     trigger: str = "1 second"
     dead_letter: str = ""
+    metrics: str = ""  # address of the endpoint for Prometheus
+    ui: str = ""  # port of the Spark UI; empty: there is none
     connection: Mapping[str, str] = field(default_factory=dict)
     server: Mapping[str, Any] = field(default_factory=dict)
     master: str = DEFAULT_MASTER

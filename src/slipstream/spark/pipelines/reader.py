@@ -40,6 +40,7 @@ from slipstream.spark.pipelines.model import (
     StreamSpec,
     check_master,
 )
+from slipstream.spark.pipelines.observe.metrics import MAX_PORT, parse_address
 from slipstream.spark.pipelines.sql_tables import tables_in
 from slipstream.spark.pipelines.targets import target_conflicts
 from slipstream.spark.pipelines.toml_positions import TomlPosition, TomlPositions
@@ -382,6 +383,8 @@ class _Reader:
             state=head.text("state"),
             trigger=self._trigger(head),
             dead_letter=head.checked("dead_letter", check_name),
+            metrics=self._metrics(head),
+            ui=self._ui(spark),
             connection=connection,
             server=server,
             master=spark.checked("master", check_master) or DEFAULT_MASTER,
@@ -415,6 +418,21 @@ class _Reader:
                 "trigger", f"trigger must be an interval such as '500 milliseconds' or '1 minute', got {trigger!r}"
             )
         return trigger
+
+    def _metrics(self, head: _Table) -> str:
+        address = str(head.get("metrics", str | int, "", what="a port or host:port"))
+        if address:
+            head.attempt("metrics", partial(parse_address, address))
+        return address
+
+    def _ui(self, spark: _Table) -> str:
+        """The port of the Spark UI as text: true is Spark's own default."""
+        found = spark.get("ui", bool | int, False, what="true, false or a port")
+        if found is True:
+            return "4040"
+        if found and not 0 < found <= MAX_PORT:
+            spark.report("ui", f"ui must be true, false or a port, got {found}")
+        return str(found) if found else ""
 
     def _pipeline_name(self, head: _Table, default: str) -> str:
         name = head.text("name", default or "pipeline")

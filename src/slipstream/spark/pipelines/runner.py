@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from slipstream.client.backoff import Backoff
@@ -27,6 +27,8 @@ from slipstream.spark.pipelines.connection import connection_options, create_dec
 from slipstream.spark.pipelines.display import Lines, display
 from slipstream.spark.pipelines.lag import lag_seconds, letter_counts
 from slipstream.spark.pipelines.model import Pipeline, PipelineError, check_master
+from slipstream.spark.pipelines.observe.events import Event, EventLog, late_rows, progress_details
+from slipstream.spark.pipelines.observe.metrics import metrics_endpoint, metrics_page
 from slipstream.spark.pipelines.spark_session import start_spark
 from slipstream.spark.pipelines.state import QueryState, StateFolder, lag_of, now_text
 
@@ -44,18 +46,23 @@ LONGEST_PAUSE = 30.0
 MAX_FAILURES = 20
 
 
+def _ignored(*_: object, **__: object) -> None:
+    """Events of a query that is not part of a run."""
+
+
 class RunningQuery:
     """One query of the pipeline, its progress and its failures."""
 
-    def __init__(self, plan: QueryPlan) -> None:
+    def __init__(self, plan: QueryPlan, events: Callable[..., None] = _ignored) -> None:
         self.plan = plan
+        self._events = events
         self.name = plan.name
         self.state = QueryState()
         self.query: StreamingQuery | None = None
         self.backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.0)  # its failures: since the last batch
         self.restart_at = 0.0
         self.is_failed = False
-        self._seen: set[tuple[str, int]] = set()
+        self._seen: set[tuple[str, int, bool]] = set()
         self._starts_until = 0.0
 
     def started(self, query: StreamingQuery) -> None:
@@ -78,7 +85,8 @@ class RunningQuery:
         if self.query is None:
             return
         for progress in self.query.recentProgress:
-            key = (progress["runId"], progress["batchId"])
+            # An idle query reports the batch to come every ten seconds: that must not hide the batch itself.
+            key = (progress["runId"], progress["batchId"], "addBatch" in (progress.get("durationMs") or ()))
             if key in self._seen:
                 continue
             self._seen.add(key)
@@ -87,7 +95,14 @@ class RunningQuery:
     def _add(self, progress: Any) -> None:
         state = self.state
         rows = progress["numInputRows"]
+        state.late += late_rows(progress)
+        if mark := (progress.get("eventTime") or {}).get("watermark", ""):
+            state.watermark = mark
+        if operators := progress.get("stateOperators"):
+            state.state_rows = sum(one.get("numRowsTotal", 0) for one in operators)
         if rows:
+            self._events("progress", now_text(), output=self.name, **progress_details(progress))
+            state.batches += 1
             state.rows += rows
             state.batch = progress["batchId"]
             state.rate = progress["processedRowsPerSecond"] or 0.0
@@ -120,12 +135,18 @@ class Runner:
         out: TextIO = sys.stdout,
         plain: bool = False,
         verbose: bool = False,
+        metrics: str = "",
+        on_event: Callable[[Event], None] | None = None,
     ) -> None:
+        """`metrics` is the address at which they are served, instead of the file's; `on_event` is called with each
+        event that is written to the log of events."""
         self._pipeline = pipeline
+        self._metrics = metrics or pipeline.metrics
         self._once = once
         self._master = check_master(master or pipeline.master)
         self._servers = servers
         self._state = StateFolder(pipeline)
+        self._events = EventLog(self._state.path, on_event)
         self._out = out
         self._plain = plain
         self._verbose = verbose
@@ -135,6 +156,7 @@ class Runner:
         self.queries: dict[str, RunningQuery] = {}
         self.seconds = 0.0
         self._measure_at = 0.0
+        self._page = b""
 
     def stop(self) -> None:
         """End the run, from a signal handler or another thread."""
@@ -149,12 +171,19 @@ class Runner:
             with (
                 connection_options(self._pipeline, self._state, self._servers) as connection,
                 open_connection(connection) as js,
+                metrics_endpoint(self._metrics, lambda: self._page) as metrics,
                 display(self._out, title, plain=self._plain) as screen,
             ):
                 self._save(connection)
                 address = connection.get("servers") or f"context {connection['context']}"
                 screen.say(f"{title}: {address}, {self._master}")
-                self._run_on_spark(connection, js, screen)
+                if metrics:
+                    screen.say(f"metrics are served on {metrics}")
+                self._event("run_started", once=self._once, master=self._master)
+                try:
+                    self._run_on_spark(connection, js, screen)
+                finally:
+                    self._event("run_ended", stopped=self._stopping.is_set())
                 if self._stopping.is_set():
                     screen.say("stopped; the next run goes on from here")
         if failed := [
@@ -192,7 +221,7 @@ class Runner:
                 for created in create_declared(js, self._pipeline):
                     screen.say(f"created {created}")
                 plans = plan_queries(spark, self._pipeline, connection, snapshots=str(self._state.tables))
-                self.queries = {plan.name: RunningQuery(plan) for plan in plans}
+                self.queries = {plan.name: RunningQuery(plan, self._events.add) for plan in plans}
                 self._supervise(connection, js, screen)
         finally:
             self._save(connection)
@@ -231,7 +260,9 @@ class Runner:
     def _start(self, one: RunningQuery) -> None:
         from slipstream.spark.pipelines.queries import start_query
 
-        one.started(start_query(one.plan, self._pipeline, self._state, once=self._once))
+        query = start_query(one.plan, self._pipeline, self._state, once=self._once)
+        one.started(query)
+        self._event("query_started", output=one.name, query_id=str(query.id), run_id=str(query.runId))
 
     def _check(self, waiting: deque[RunningQuery], screen: Lines) -> bool:
         """Restart the queries whose pause is over and handle failures; False once every query is done. Queries that
@@ -261,14 +292,17 @@ class Runner:
                 f"slipstream pipeline reset {self._pipeline.file} --output {one.name}"
             )
         one.state.error, one.state.error_at, one.state.is_recovered = reason, now_text(), False
+        one.state.failures += 1
         pause = one.backoff.next()
         is_hopeless = one.backoff.failures > MAX_FAILURES and not is_outage(text)
         if is_hopeless or not is_transient(text):
             one.is_failed = one.state.is_failed = True
             one.query = None
             screen.say(f"{one.name}: failed: {reason}")
+            self._event("query_given_up", output=one.name, reason=reason)
             return
         screen.say(f"{one.name}: {reason}; restarting in {pause:g} s")
+        self._event("query_failed", output=one.name, reason=reason, restarts_in=pause)
         one.query = None
         one.restart_at = time.monotonic() + pause
 
@@ -277,8 +311,14 @@ class Runner:
             one.update()
         lags = self._lags(js)
         self._measure(js, lags)
-        screen.show({name: one.state for name, one in self.queries.items()}, lags)
+        states = {name: one.state for name, one in self.queries.items()}
+        running = {name: one.query is not None and one.query.isActive for name, one in self.queries.items()}
+        self._page = metrics_page(self._pipeline.name, states, lags, running)
+        screen.show(states, lags)
         self._save(connection)
+
+    def _event(self, kind: str, **details: Any) -> None:
+        self._events.add(kind, now_text(), **details)
 
     def _measure(self, js: JetStream, lags: Mapping[str, int]) -> None:
         """Look at what costs a request each: how old unread messages are, and how many dead letters there are."""

@@ -70,7 +70,8 @@ def start_spark(pipeline: Pipeline, master: str, state: StateFolder, *, verbose:
     logs.write_text(_LOGS, "utf-8")
     conf = {
         "spark.app.name": f"slipstream pipeline {pipeline.name}",
-        "spark.ui.enabled": "false",
+        "spark.ui.enabled": "true" if pipeline.ui else "false",
+        "spark.ui.port": pipeline.ui or "4040",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "4",
         WAREHOUSE: str(state.warehouse),

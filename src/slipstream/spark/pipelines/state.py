@@ -46,6 +46,11 @@ class QueryState:
     written: int = -1  # rows for the target, of all batches; -1 if unknown
     dead: int = 0  # dead letters in their stream, of this output or source
     lag_seconds: float = 0.0  # the age of the oldest message that is still to be read
+    batches: int = 0  # with rows, of this run
+    failures: int = 0  # of this run
+    late: int = 0  # rows that were dropped since they arrived behind the watermark
+    state_rows: int = 0  # in the state of the query after its last batch
+    watermark: str = ""
 
     def after(self, earlier: QueryState) -> QueryState:
         """This run added to the runs before it; a run without batches keeps what they have seen."""
@@ -65,6 +70,11 @@ class QueryState:
             written=max(self.written, 0) + max(earlier.written, 0) if max(self.written, earlier.written) >= 0 else -1,
             dead=self.dead,
             lag_seconds=self.lag_seconds,
+            batches=self.batches,
+            failures=self.failures,
+            late=earlier.late + self.late,
+            state_rows=self.state_rows if self.at else earlier.state_rows,
+            watermark=self.watermark or earlier.watermark,
         )
 
 

@@ -46,6 +46,9 @@ def status_of(pipeline: Pipeline, servers: str = "") -> dict[str, Any]:
             "at": seen.at,
             "lag": lag_of(pipeline, name, offsets, last),
             "read": sum(offset.get("seq", 0) for offset in offsets),
+            "late": seen.late,
+            "state_rows": seen.state_rows,
+            "watermark": seen.watermark,
             "error": failure(seen),
         }
     saved = state.saved_at()
