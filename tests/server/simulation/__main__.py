@@ -7,6 +7,7 @@ import sys
 import time
 
 from tests.server.simulation.runs import run, simplest
+from tests.server.simulation.world import HISTORY
 
 
 def main() -> int:
@@ -15,11 +16,12 @@ def main() -> int:
     parser.add_argument("end", type=int, nargs="?", help="run the seeds up to here, and list those that fail")
     parser.add_argument("--shrink", action="store_true", help="look for a simpler run that fails in the same way")
     parser.add_argument("--no-consumers", dest="consumers", action="store_false", help="without consumers")
+    parser.add_argument("--history", type=int, default=HISTORY, help=f"how many of the last steps to print ({HISTORY})")
     args = parser.parse_args()
     if args.end is None:
-        outcome = run(args.seed, consumers=args.consumers)
+        outcome = run(args.seed, consumers=args.consumers, history=args.history)
         if outcome.violation is not None and args.shrink:
-            outcome = simplest(outcome, consumers=args.consumers)
+            outcome = simplest(outcome, consumers=args.consumers, history=args.history)
         print(outcome.report())
         return outcome.violation is not None
     failed = crashes = failures = executed = 0

@@ -43,7 +43,9 @@ class Watch:
 
     def __init__(self, name: str, stream: str, born: int, config: dict[str, Any], start: int) -> None:
         self.name, self.stream, self.born, self.config, self.start = name, stream, born, config, start
-        self.asked_at = 0  # the stream's last sequence then
+        self.has_begun = False  # since the server started
+        # Messages that were not the last of their subject when it began (`last_per_subject`): not to be delivered.
+        self.superseded: set[int] = set()
         self.is_deleted = False  # even if the deletion was lost later
         self.got: set[int] = set()  # read by a client
         self.acked: set[int] = set()  # the server got an ack
@@ -57,6 +59,12 @@ class Watch:
         """Delivery state may be that of the last commit."""
         self.used.clear()
         self.firsts.clear()
+        self.has_begun = False
+
+    def began(self) -> str:
+        """Its creation is confirmed, or it delivers."""
+        self.has_begun = True
+        return ""
 
     @property
     def filters(self) -> list[str]:
@@ -94,16 +102,26 @@ class ConsumerLoad:
         self.world.reasons.append(self._is_settled)
         self.world.after_restart.append(self._restarted)
         self.world.after_loss.append(self._group_lost)
+        self.world.after_finish.append(self._shown)
 
     def _restarted(self) -> None:
         for watch in self.watches.values():
             watch.reopened()
+        self._shown()
+
+    def _shown(self) -> None:
+        """Readers see another state: consumers that begin, begin with it."""
+        for watch, stream in self._current():
+            if watch.is_last_per_subject and not watch.has_begun:
+                last = {entry.subject: seq for seq, entry in stream.messages.items()}
+                watch.superseded.update(stream.messages.keys() - last.values())
 
     def _group_lost(self, storage: str) -> None:  # noqa: ARG002
         """A consumer whose deletion is lost is opened again, as after a restart."""
         for watch in self.watches.values():
             if watch.is_deleted or (watch.stream, watch.born) in self.workload.deleted:
                 watch.reopened()
+        self._shown()
 
     # Requests.
 
@@ -173,19 +191,16 @@ class ConsumerLoad:
             others = [pattern for filters in found.consumers.values() for pattern in filters]
             if found.retention == "workqueue" and any(overlaps(one, other) for one in mine for other in others):
                 return _error
-            if found.retention != "limits" and (
+            if found.retention == "workqueue" and (
                 config["ack_policy"] != "explicit" or config["deliver_policy"] != "all"
             ):
-                if found.retention == "workqueue":
-                    return _error
-                config["ack_policy"] = "explicit"
+                return _error
             start = {"new": found.last + 1, "by_start_sequence": config.get("opt_start_seq", 0)}
             watch = Watch(consumer, name, found.born, config, start.get(config["deliver_policy"], 0))
-            watch.asked_at = found.last
             self.watches[consumer] = watch
             found.consumers[consumer] = tuple(watch.filters)
             op.is_catalog = True
-            return _ok
+            return lambda message: _ok(message) or watch.began()
 
         body = msgspec.json.encode({"stream_name": name, "config": config, "action": "create"})
         subject = f"$JS.API.CONSUMER.CREATE.{name}.{consumer}"
@@ -305,6 +320,7 @@ class ConsumerLoad:
             return
         self.deliveries += 1
         watch = self.watches[delivery.consumer]
+        watch.began()
         text = f"{delivery.consumer} delivers {delivery.seq}/{delivery.dseq} for the {delivery.times}. time"
         self.world.say(f"{text}, {delivery.pending} to come")
         states = self.workload.shown(watch.stream, watch.born, self.world.event - 1)[: BEFORE + 1]
@@ -416,9 +432,8 @@ class ConsumerLoad:
         ]
         if watch.is_last_per_subject:
             # An older message may become the last of its subject later, when the last one is removed.
-            wanted = [
-                entry for entry in {entry.subject: entry for entry in wanted}.values() if entry.seq > watch.asked_at
-            ]
+            last = {entry.subject: entry for entry in wanted}
+            wanted = [entry for entry in last.values() if entry.seq not in watch.superseded]
         known = watch.got | watch.confirmed | watch.exhausted
         return [entry.seq for entry in wanted if entry.seq not in known]
 

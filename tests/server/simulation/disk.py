@@ -98,6 +98,10 @@ class Disk:
         if now != self.image:
             self._file.write_bytes(self.image)
         self.survivors = ""
+        self.heal()
+
+    def heal(self) -> None:
+        """No faults from here on."""
         self.crash_in = self.error_in = -1
         self.is_full = self.late_error = False
 

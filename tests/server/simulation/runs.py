@@ -9,7 +9,7 @@ from tests.jetstream.reads.simulation.choices import Choices, shrink
 from tests.server.simulation.disk import CrashError
 from tests.server.simulation.loop import SECOND
 from tests.server.simulation.workload import Workload
-from tests.server.simulation.world import CLIENTS, ViolationError, World, quiet, workspace
+from tests.server.simulation.world import CLIENTS, HISTORY, ViolationError, World, quiet, workspace
 
 STEPS = 260
 
@@ -28,12 +28,19 @@ class Outcome(NamedTuple):
         return "\n".join((*self.history, f"VIOLATION {self.violation}"))
 
 
-def run(seed: int | None = None, tape: Sequence[int] = (), *, steps: int = STEPS, consumers: bool = True) -> Outcome:
+def run(
+    seed: int | None = None,
+    tape: Sequence[int] = (),
+    *,
+    steps: int = STEPS,
+    consumers: bool = True,
+    history: int = HISTORY,
+) -> Outcome:
     """Run a seed, or a tape of choices."""
     choices = Choices(seed, tape)
     violation: ViolationError | None = None
     with workspace() as directory, quiet() as errors:
-        world = World(choices, directory)
+        world = World(choices, directory, history=history)
         world.has_consumers = consumers
         try:
             _run(world, steps)
@@ -60,6 +67,8 @@ def _run(world: World, steps: int) -> None:
             world.crash()
     world.steps = steps
     world.say("no more faults")
+    world.disk.heal()
+    world.run_loop(100)  # the server learns of the last one
     if world.kept is not None:  # a store that cannot know what the disk has must be opened again
         world.crash()
     world.settle()
@@ -130,7 +139,7 @@ def _fault(world: World, roll: int, faults: int) -> None:
         client.is_slow = not client.is_slow
 
 
-def simplest(outcome: Outcome, *, rounds: int = 2, consumers: bool = True) -> Outcome:
+def simplest(outcome: Outcome, *, rounds: int = 2, consumers: bool = True, history: int = HISTORY) -> Outcome:
     """A simpler run that breaks the same promise."""
     assert outcome.violation is not None
     promise = outcome.violation.promise
@@ -139,4 +148,4 @@ def simplest(outcome: Outcome, *, rounds: int = 2, consumers: bool = True) -> Ou
         found = run(tape=tape or (0,), consumers=consumers)
         return found.violation is not None and found.violation.promise == promise
 
-    return run(tape=shrink(outcome.tape, is_bad, rounds=rounds), consumers=consumers)
+    return run(tape=shrink(outcome.tape, is_bad, rounds=rounds), consumers=consumers, history=history)

@@ -13,7 +13,6 @@ from tests.server.simulation.runs import run
 
 SEEDS = 1000
 PARTS = 20
-WITH_CONSUMERS = 500  # the first so many
 SOAK_SEEDS = int(os.environ.get("SLIPSTREAM_SIMULATION_SEEDS", "100000"))
 SOAK_FIRST = int(os.environ.get("SLIPSTREAM_SIMULATION_FIRST", "1000000"))
 
@@ -22,12 +21,9 @@ def check(first: int, end: int) -> tuple[int, int, int]:
     """Run seeds; how many crashes, lost groups and requests there were."""
     crashes = failures = executed = 0
     for seed in range(first, end):
-        # With consumers the model is not exact yet in rare cases (`docs/design/simulation.md`): these seeds are.
-        outcome = run(seed, consumers=seed < WITH_CONSUMERS)
+        outcome = run(seed)
         if outcome.violation is not None:
-            command = (
-                f"python -m tests.server.simulation {seed} {'' if seed < WITH_CONSUMERS else '--no-consumers '}--shrink"
-            )
+            command = f"python -m tests.server.simulation {seed} --shrink"
             pytest.fail(f"{outcome.report()}\nseed {seed}; {command}", pytrace=False)
         crashes, failures, executed = (
             crashes + outcome.crashes,

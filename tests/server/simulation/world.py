@@ -136,10 +136,11 @@ class _Errors(logging.Handler):
 class World:
     """The machine, the server on it, and its clients."""
 
-    def __init__(self, choices: Choices, directory: Path) -> None:
+    def __init__(self, choices: Choices, directory: Path, *, history: int = HISTORY) -> None:
+        """`history`: how many of its last steps it can tell."""
         self.choices = choices
         self.time = Time(START)
-        self.history: deque[str] = deque(maxlen=HISTORY)
+        self.history: deque[str] = deque(maxlen=history)
         self.steps = 0
         self.disk = Disk(directory, choices)
         self.tuning = choices.one_of(TUNINGS)
@@ -150,6 +151,7 @@ class World:
         self.reasons: list[Callable[[ModelStream, Entry, int], bool]] = []  # why a message may be gone
         self.arrivals: list[Callable[[ModelStream, Entry], bool]] = []  # why a message may have come
         self.after_restart: list[Callable[[], None]] = []
+        self.after_finish: list[Callable[[], None]] = []  # readers see another state
         self.after_loss: list[Callable[[str], None]] = []  # of a group; of which storage
         self.catalog = {"file": 0, "memory": 0}  # the last group that changed the list of streams
         self.event = 0  # calls of the server so far
@@ -218,7 +220,12 @@ class World:
                 for stream in states.sealed.values():
                     stream.is_rough = True
 
-        return Hooks(self.reconcile, sealed, committed, lambda: states.finish(self.event), abandoned)
+        def finished() -> None:
+            states.finish(self.event)
+            for call in self.after_finish:
+                call()
+
+        return Hooks(self.reconcile, sealed, committed, finished, abandoned)
 
     def _groups_lost(self, storage: str) -> None:
         """Requests whose change was dropped must be answered with an error."""
@@ -410,8 +417,7 @@ class World:
 
     def settle(self, *, turns: int = 400, waits: bool = True) -> None:
         """Let everything that was begun come to its end: no faults from here on. Time passes only if it `waits`."""
-        self.disk.crash_in = self.disk.error_in = -1
-        self.disk.is_full = self.disk.late_error = False
+        self.disk.heal()
         for _ in range(turns):
             busy = False
             for client in self.clients:

@@ -243,6 +243,21 @@ def test_work_in_progress_postpones_the_redelivery(bench: Bench) -> None:
     assert (1, 2) in again(bench.pull(2))
 
 
+@pytest.mark.parametrize("options", [{"ack_wait": SECOND}, {"backoff": [SECOND, 2 * SECOND], "max_deliver": 5}])
+def test_work_in_progress_on_an_overdue_message_only_postpones_its_redelivery(
+    bench: Bench, options: dict[str, Any]
+) -> None:
+    bench.create(max_ack_pending=1, **options)
+    (message,) = bench.pull()
+    bench.rig.wait(1.5)  # overdue, and no pull waits: it is in the queue, and no timer runs
+    bench.ack(message, b"+WPI")
+    assert bench.pull() == []
+    bench.rig.wait(1.1)
+    assert again(bench.client.messages()) == [(1, 2)]
+    bench.ack(message)
+    assert seqs(bench.pull()) == [2]
+
+
 def test_a_term_ends_a_message_with_its_reason(bench: Bench) -> None:
     listener = events(bench)
     bench.create(ack_wait=SECOND)

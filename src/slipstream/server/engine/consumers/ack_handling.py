@@ -150,8 +150,7 @@ class AckHandling:
         if delay is not None:
             # Not before the delay is over: as if it had been delivered so that its ack is overdue just then.
             state.queue.pop(seq, None)
-            wait = self._waits[min(state.counts.get(seq, 0), len(self._waits) - 1)]
-            state.touch(seq, now + delay - wait)
+            state.touch(seq, now + delay - self._wait_of(seq))
             self._writer.mark()
             self.arm(now + delay)
         elif self.exhausted(seq):
@@ -161,10 +160,18 @@ class AckHandling:
         self._wake()
 
     def _in_progress(self, seq: int, now: int) -> None:
-        if self._state.touch(seq, now):
-            self._state.queue.pop(seq, None)
-            self._state.last_active = now
-            self._writer.mark()
+        state = self._state
+        if not state.touch(seq, now):
+            return
+        if seq in state.queue:  # its ack was overdue: no timer looks for it any more
+            del state.queue[seq]
+            self.arm(now + self._wait_of(seq))
+        state.last_active = now
+        self._writer.mark()
+
+    def _wait_of(self, seq: int) -> int:
+        """How long the ack of a message's last delivery may take."""
+        return self._waits[min(self._state.counts.get(seq, 0), len(self._waits) - 1)]
 
     def _terminated(self, seq: int, dseq: int, times: int, reason: bytes, now: int) -> bool:
         answered = self._acked(seq, dseq, times, now, sampled=False)
