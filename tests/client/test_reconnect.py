@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 
 from slipstream import connect_blocking
 from slipstream.client._sync import connection
+from slipstream.client.events import ClientEvent
 from slipstream.errors import AuthorizationError, ConnectionLostError, NoRespondersError, RequestTimeoutError
 from tests.client.conftest import RealServer
 from tests.client.support import INFO, Driver, FakeServer, Peer, eventually
@@ -72,6 +74,26 @@ def test_requests_in_flight_fail_at_once_and_new_ones_wait_for_the_next_server(d
             nc.request("slow", timeout=10)
         restart.set()
         assert nc.request("new").data == b"ok"
+
+
+def test_a_frozen_server_does_not_keep_a_client_that_leaves_a_silent_one(
+    driver: Driver, make_server: MakeServer
+) -> None:
+    """The kernel accepts the connection for it; all the time that a connection may take would be lost there."""
+    failures: list[str] = []
+
+    def note(event: ClientEvent) -> None:
+        if event.kind == "reconnect_failed":
+            failures.append(str(event.error))
+
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        port = frozen.getsockname()[1]
+        servers = [make_server().url, f"nats://127.0.0.1:{port}", make_server().url]
+        with driver.connect(",".join(servers), timeout=60, reconnect_wait=0.01, on_event=note) as nc:
+            assert nc.leave_server(RequestTimeoutError("no answer"))
+            eventually(lambda: nc.stats.reconnects == 1)
+            assert nc.server_info.port == int(servers[2].rpartition(":")[2])
+    assert [text.partition(": no ")[2] for text in failures] == ["INFO within 1 s"]
 
 
 def test_kept_publishes_are_bounded(driver: Driver, make_server: MakeServer) -> None:

@@ -750,3 +750,39 @@ def test_a_request_given_up_while_disconnected_is_never_sent() -> None:
     assert b"PUB drop " not in sent
     assert session.stats.out_msgs == 2
     assert given_up.errors == []
+
+
+def test_other_servers_get_little_time_when_a_silent_one_is_left_until_each_was_tried() -> None:
+    """A frozen server accepts the connection and says nothing; the read that moves has better things to wait for."""
+    session = make("nats://one:1,nats://two:2,nats://three:3", timeout=5)
+    connect(session)
+    silence = RequestTimeoutError("no answer")
+    assert drop_of(session.leave(silence, 10.0)) is silence
+    tried, given = [], []
+    for _ in range(4):
+        session.lost(silence, now=10.0, random=0.0)
+        tried.append(str(session.dial(10.0)))
+        given.append(session.timer - 10.0)
+    assert tried[:3] == ["nats://two:2", "nats://three:3", "nats://one:1"]
+    assert given == [1.0, 1.0, 5.0, 5.0]
+
+
+def test_the_time_of_an_attempt_to_move_is_in_its_error() -> None:
+    session = make("nats://one:1,nats://two:2", timeout=5)
+    connect(session)
+    session.leave(RequestTimeoutError("no answer"), 10.0)
+    session.lost(RequestTimeoutError("no answer"), now=10.0, random=0.0)
+    session.dial(10.0)
+    session.opened()
+    assert str(drop_of(session.tick(11.0))) == "nats://two:2: no INFO within 1 s"
+
+
+def test_a_connection_that_was_lost_gives_each_server_all_its_time() -> None:
+    session = make("nats://one:1,nats://two:2", timeout=5)
+    connect(session)
+    session.leave(RequestTimeoutError("no answer"), 10.0)
+    session.lost(RequestTimeoutError("no answer"), now=10.0, random=0.0)
+    connect(session, now=10.0)
+    session.lost(RequestTimeoutError("the server closed the connection"), now=20.0, random=0.0)
+    session.dial(20.0)
+    assert session.timer == 25.0

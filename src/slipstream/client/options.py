@@ -94,9 +94,10 @@ class ClientOptions:
     `tls_hostname`; `tls_cert` and `tls_key` are the client's. `tls` may be an `ssl.SSLContext` instead, which then
     decides all that. `tls_first` is for servers that begin with TLS instead of INFO.
 
-    `timeout` is for each server tried. A first connection that fails on every server is an error at once; with
-    `wait_for_server` all of them are tried again, with the pauses of a reconnect, for that many seconds (True: without
-    end) before it is. A server that rejects the credentials or cannot be trusted is an error at once in any case.
+    `timeout` is for each server tried (a second, while a trusted read moves the connection). A first connection that
+    fails on every server is an error at once; with `wait_for_server` all of them are tried again, with the pauses of
+    a reconnect, for that many seconds (True: without end) before it is. A server that rejects the credentials or
+    cannot be trusted is an error at once in any case.
 
     A PING is sent every `ping_interval` seconds; after `max_pings_out` of them
     without a sign of life the connection counts as lost. With `reconnect`, a lost connection is made again, with pauses

@@ -89,6 +89,7 @@ from slipstream.wire import (
     pong,
 )
 
+MOVE_TIMEOUT = 1.0  # seconds for each other server, when one was left because it is silent: the next may be frozen
 ROUND_TRIP_GROWTH = 1.25  # from one PONG to the next, at most
 MAX_INCOMING = 65 * 1024 * 1024  # nats-server allows max_payload up to 64 MiB; a JetStream reply adds headers to that
 
@@ -157,6 +158,8 @@ class Session:
         self._round: list[Error] = []  # before the first connection: how this round over all servers went so far
         self._pool = ServerPool(options.addresses)
         self._backoff = Backoff(options.waits.reconnect_wait, options.waits.reconnect_max_wait)
+        self._is_moving = False  # the last connection was left for one to another server
+        self.time_allowed = 0.0  # seconds, for the attempt under way
         self._failed = 0  # attempts since the last connection, its loss included,
         self._failures: deque[Error] = deque(maxlen=8)  # and how the last of them ended
         self._server_error: Error | None = None  # an -ERR: the reason, should the server close the connection next
@@ -185,7 +188,11 @@ class Session:
         self._dialed_at = min(self._dialed_at, now)
         self.server = self.effects.server = self._pool.next(now)
         self._is_secure = self.server.scheme == "wss" or (self.options.tls_first and not self.server.is_websocket)
-        self.timer = now + self.options.waits.timeout
+        # A frozen server accepts connections and says nothing: a read that moves has no time for that. When each other
+        # one was tried, slow ones get all of theirs.
+        is_quick = self._is_moving and self._failed < len(self._pool)
+        self.time_allowed = min(self.options.waits.timeout, MOVE_TIMEOUT if is_quick else math.inf)
+        self.timer = now + self.time_allowed
         return self.server
 
     @property
@@ -305,6 +312,7 @@ class Session:
         """Drop this connection for one to another server, if another is known; this one is avoided for a while."""
         if self.outgoing.is_open and self.options.reconnect and len(self._pool) > 1:
             self._pool.leave(self.server, now)
+            self._is_moving = True
             self.effects.add(Drop(reason))
         return self.effects.take()
 
@@ -328,9 +336,7 @@ class Session:
             self.timer = math.inf
             names = {State.DIALING: "connection", State.GREETING: "INFO", State.SECURING: "end of the TLS handshake"}
             awaited = names.get(self.state, "PONG")
-            self.effects.add(
-                Drop(RequestTimeoutError(f"{self.server}: no {awaited} within {self.options.waits.timeout:g} s"))
-            )
+            self.effects.add(Drop(RequestTimeoutError(f"{self.server}: no {awaited} within {self.time_allowed:g} s")))
         return self.effects.take()
 
     def _keep_alive(self, now: float) -> None:
@@ -490,6 +496,7 @@ class Session:
         self._marked_at = -math.inf
         self.round_trip = 0.0
         self._failed = 0
+        self._is_moving = False
         self._failures.clear()
         self._pool.accepted(self.server)
         self._scanner.attach(self._parser)

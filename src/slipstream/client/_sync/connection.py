@@ -275,7 +275,7 @@ class Connection:
         try:
             session.login = read_login(session.options)
             layers = layers_for(server, tls=self._tls, tls_first=session.options.tls_first, random=secrets.token_bytes)
-            sock = socket.create_connection((server.host, server.port), timeout=session.options.waits.timeout)
+            sock = socket.create_connection((server.host, server.port), timeout=session.time_allowed)
         except TimeoutError:
             with self.lock:
                 self._carry_out(session.tick(session.timer))
