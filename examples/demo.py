@@ -3,7 +3,8 @@
 100,000 generated orders, a few of them broken, are published to an embedded server. The pipeline of
 `examples/orders.toml` keeps a view per customer and a view per minute in Key-Value buckets, publishes alerts, writes
 the history as Parquet and sends the broken orders to a dead-letter stream. Then the Key-Value client reads the views,
-with read-your-writes, and they are checked against plain Python.
+with read-your-writes, and they are checked against plain Python. It ends with the address of a console, which in a
+terminal stays until Enter is pressed.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
 from slipstream import BlockingJetStream, Error, Server, StreamConfig, connect_blocking
-from slipstream.spark.pipelines import parse
+from slipstream.console.serving import Site
+from slipstream.console.state import Settings
+from slipstream.spark.pipelines import Pipeline, load
 from slipstream.spark.pipelines.runner import Runner
+from slipstream.spark.pipelines.state import QueryState
 
 ORDERS = 100_000
 BROKEN_EVERY = 10_000
@@ -116,7 +121,9 @@ def main(count: int = ORDERS) -> int:
         expected = publish_orders(js, count)
         publishing = time.perf_counter() - start
 
-        pipeline = parse(PIPELINE.read_text("utf-8"), file=str(folder / PIPELINE.name))
+        file = folder / PIPELINE.name
+        file.write_text(PIPELINE.read_text("utf-8"), "utf-8")
+        pipeline = load(str(file))
         runner = Runner(pipeline, once=True, servers=server.url)
         states = runner.run()
         start = time.perf_counter()
@@ -124,7 +131,27 @@ def main(count: int = ORDERS) -> int:
         show("minute", read_view(js, "minutes"), most=5)
         reading = time.perf_counter() - start
         wrong = differences(js, folder, expected)
+        report(begin, count, publishing, reading, runner, states, expected, wrong)
+        if not wrong:
+            look_around(server, pipeline)
+    return 1 if wrong else 0
 
+
+def look_around(server: Server, pipeline: Pipeline) -> None:
+    """The console on what the demo has made; where there is a terminal, until Enter is pressed."""
+    settings = Settings(connect={"servers": server.url}, pipelines=[pipeline.file], pipeline_servers=server.url)
+    with Site(settings).in_background() as site:
+        print(f"console: {site.address}", flush=True)
+        if sys.stdin.isatty():
+            with suppress(KeyboardInterrupt, EOFError):
+                input("open it to look around; Enter ends the demo and its server ")
+
+
+def report(
+    begin: float, count: int, publishing: float, reading: float, runner: Runner, states: dict[str, QueryState],
+    expected: Expected, wrong: list[str],
+) -> None:  # fmt: skip
+    """What was done, how fast, and whether it is right."""
     rows = sum(state.rows for state in states.values())
     print(f"\n{count:,} orders published, stored on disk and acknowledged: {count / publishing:,.0f} a second")
     print(f"{rows:,} rows through Spark into {len(states)} outputs: {rows / runner.seconds:,.0f} a second")
@@ -135,7 +162,6 @@ def main(count: int = ORDERS) -> int:
         print(f"error: {line}", file=sys.stderr)
     if not wrong:
         print(f"views and history equal the sum of the {expected.orders:,} orders; {expected.broken} broken put aside")
-    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

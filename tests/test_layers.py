@@ -52,11 +52,12 @@ EDGES: dict[str, set[str]] = {
     "testing": {SERVER, ROOT, "slipstream.api.times"},
     "cli": {ROOT},
     "otel": {CLIENT, JETSTREAM, KV, WIRE},
-    "console": {ROOT, "slipstream.jetstream.reads.direct_get"},
+    "console": {ROOT, METRICS, "slipstream.jetstream.reads.direct_get"},
 }
 EXTRA_EDGES = {
     "slipstream/server/loop/upstream.py": {CLIENT, JETSTREAM, API},  # mirrors of streams on another server
     "slipstream/cli/observe/console.py": {"console"},
+    "slipstream/cli/pipeline.py": {"console"},  # run --console
     "slipstream/cli/observe/exporter.py": {METRICS},
     "slipstream/cli/kv/opening.py": {"slipstream.kv.codecs"},
     "slipstream/cli/kv/keyring_file.py": {"slipstream.kv.codecs"},
@@ -68,6 +69,7 @@ EXTRA_EDGES = {
 LAZY_EDGES = {
     ROOT: {SERVER, "testing"},
     "cli": {"spark"},
+    "console": {"spark"},  # a console without pipelines needs none of it
 }  # only inside a function or for types: `import slipstream` must stay light
 
 # The server around its engine and stores.
@@ -101,8 +103,8 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
         "slipstream/cli/*",
     ),
     "opentelemetry": ("slipstream/otel/*",),
-    "starlette": ("slipstream/console/*",),
-    "uvicorn": ("slipstream/cli/observe/console.py",),
+    "starlette": ("slipstream/console/*", "slipstream/cli/observe/console.py"),
+    "uvicorn": ("slipstream/console/serving.py", "slipstream/cli/observe/console.py"),
     "prometheus_client": ("slipstream/metrics/client.py",),  # optional: registering with it
     "pytest": ("slipstream/testing/*",),
 }

@@ -153,7 +153,7 @@ def test_buckets_objects_and_trust_are_shown(browser: httpx.Client) -> None:
     assert browser.get("/api/buckets/settings/keys").json() == {"keys": ["theme"], "more": False}
     history = browser.get("/api/buckets/settings/entry?key=theme").json()["history"]
     assert [entry["text"] for entry in history] == ["dark", "light"]
-    assert browser.get("/api/objects/files").json()[0]["size"] == 1000
+    assert browser.get("/api/objects/files").json()["objects"][0]["size"] == 1000
     download = browser.get("/api/objects/files/download", params={"name": "a/b.bin"})
     assert download.content == b"x" * 1000
     assert download.headers["content-disposition"].startswith("attachment")

@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +22,7 @@ from slipstream.errors import UsageError
 if TYPE_CHECKING:
     from slipstream.cli.common import Commands, Shell
     from slipstream.spark.pipelines import Pipeline
+    from slipstream.spark.pipelines.runner import Runner
 
 NAME = "pipeline"
 _ADDRESS = ("-s", "--server", "--servers")
@@ -30,7 +33,7 @@ _SPARK = ("pyspark", "pyarrow", "pandas")
 _KNOWN = frozenset(
     (
         *("command", "pipeline_command", "run", "server", "json", "debug"),
-        *("file", "once", "continuous", "master", "plain", "output", "yes", "deep", "verbose"),
+        *("file", "once", "continuous", "master", "plain", "output", "yes", "deep", "verbose", "console"),
         *(
             "stream",
             "sample",
@@ -68,6 +71,7 @@ def add(commands: Commands) -> None:
     text = "serve metrics for Prometheus: a port, or host:port"
     run.add_argument("--metrics", default="", metavar="ADDRESS", help=text)
     run.add_argument("--verbose", action="store_true", help=_VERBOSE)
+    run.add_argument("--console", action="store_true", help="serve the web console meanwhile and print its address")
     validate = group.add("validate", _validate, "check the file, and the streams if a server is reachable")
     validate.add_argument(
         "--deep", action="store_true", help="also check SQL, columns and types, on Spark, without data"
@@ -158,6 +162,28 @@ def _run(shell: Shell) -> None:
     )
     _check_spark()
     stop_on_signals(runner)
+    with _console(options, servers):
+        return _run_to_the_end(options, runner)
+
+
+@contextmanager
+def _console(options: argparse.Namespace, servers: str) -> Iterator[None]:
+    """The console of a run, if it is asked for: read-only, and connected once the run has a server."""
+    if not options.console:
+        yield
+        return
+    from slipstream.cli.observe.console import open_site
+    from slipstream.console.pipeline_file import connection_of
+
+    site = open_site(
+        find=partial(connection_of, options.file, servers), pipelines=[options.file], pipeline_servers=servers
+    )
+    with site.in_background():
+        print(f"console: {site.address}", file=sys.stderr if hasattr(options, "json") else sys.stdout, flush=True)
+        yield
+
+
+def _run_to_the_end(options: argparse.Namespace, runner: Runner) -> None:
     if hasattr(options, "json"):
         try:
             runner.run()

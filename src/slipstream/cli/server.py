@@ -1,11 +1,21 @@
-"""`slipstream server`: the embedded server as a process (`slipstream.server.process.command`)."""
+"""`slipstream server`: the embedded server as a process (`slipstream.server.process.command`), with a console if asked.
+
+The console is a client like any other, in a thread of its own: it logs in as the server's `user` or `token` where one
+is configured in plain text, and otherwise without a login.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from slipstream.cli import values
+from slipstream.errors import Error, UsageError
 
 if TYPE_CHECKING:
     from slipstream.cli.common import Commands, Shell
+    from slipstream.server import Server
+    from slipstream.server.process.flags import Flags
 
 NAME = "server"
 
@@ -17,9 +27,63 @@ def add(commands: Commands) -> None:
 
 def serve(arguments: list[str]) -> int:
     """Run a server until a signal stops it; returns the exit code."""
+    from slipstream.server.process import command, flags
+
+    if not any(word.lstrip("-").startswith("console") for word in arguments):
+        return command.main(arguments)
+    found = flags.parse(arguments)
+    if not found.is_on("console"):
+        if found.is_set("console_port") or found.is_set("console_write"):
+            raise UsageError("--console_port and --console_write need --console")
+        return command.main(arguments)
+    return _serve_with_console(arguments, found)
+
+
+def _serve_with_console(arguments: list[str], flags: Flags) -> int:
+    from slipstream.cli.observe.console import check_console
     from slipstream.server.process import command
 
-    return command.main(arguments)
+    check_console()
+    try:
+        port = values.whole(flags.text("console_port") or "0")
+    except Exception as error:
+        raise UsageError(f"--console_port must be a port, got {flags.text('console_port')!r}") from error
+    if port > 65535:
+        raise UsageError(f"--console_port must be at most 65535, got {port}")
+    with ExitStack() as stack:
+        return command.main(
+            arguments, started=lambda server: _start(stack, server, port, write=flags.is_on("console_write"))
+        )
+
+
+def _start(stack: ExitStack, server: Server, port: int, *, write: bool) -> None:
+    """Start the console once the server listens; it connects as soon as the loop, which runs this, goes on."""
+    from slipstream.cli.observe.console import open_site
+
+    def find() -> tuple[dict[str, Any], dict[str, Any]]:
+        return {"servers": server.url, "name": "slipstream-console", **login}, {}
+
+    login = _login(server)
+    try:
+        site = open_site(port=port, find=find, write=write, monitors=_monitors(server))
+        stack.enter_context(site.in_background())
+    except (Error, OSError) as error:  # the server is more important than its window
+        print(f"slipstream: the console did not start: {error}", flush=True)
+        return
+    print(f"Console: {site.address}", flush=True)
+
+
+def _login(server: Server) -> dict[str, Any]:
+    """A login of the server's own options that is not a hash."""
+    options = server.options
+    if options.user and not options.password.startswith("$2"):
+        return {"user": options.user, "password": options.password}
+    return {"token": options.token} if options.token and not options.token.startswith("$2") else {}
+
+
+def _monitors(server: Server) -> list[str]:
+    """The monitoring address, where there is one."""
+    return [server.http_url] if server.options.http_port is not None else []
 
 
 def _show_flags(_: Shell) -> None:

@@ -43,6 +43,12 @@ class Access:
         """Whether a token is ours, in constant time."""
         return hmac.compare_digest(text.encode(), self.token.encode())
 
+    def is_bearer(self, headers: Mapping[str, str]) -> bool:
+        """Whether a program authenticates itself by the token, as a Prometheus server does; a page cannot send this
+        header to another origin without being asked for it first, which is never allowed here."""
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and self.is_token(token.strip()) and self.foreign(headers) is None
+
     def problem(self, headers: Mapping[str, str], cookies: Mapping[str, str]) -> tuple[int, str] | None:
         """Why a request is refused: a status, and what to say; None if it is not."""
         if foreign := self.foreign(headers):

@@ -66,7 +66,7 @@ def add_bucket_options(parser: Parser) -> None:
     ):
         group.add_argument(option, default="", metavar=metavar, help=text)
     group.add_argument(
-        "--codec", type=_codec_names, default=[], metavar="NAMES", help=f"codecs, from the bucket outwards: {_KNOWN}"
+        "--codec", type=codec_names, default=[], metavar="NAMES", help=f"codecs, from the bucket outwards: {_KNOWN}"
     )
     group.add_argument("--keyring", metavar="FILE", help="encrypt with the keys in this file (kv keyring makes one)")
     group.add_argument(
@@ -85,7 +85,8 @@ def add_bucket_options(parser: Parser) -> None:
     )
 
 
-def _codec_names(text: str) -> list[str]:
+def codec_names(text: str) -> list[str]:
+    """Names of codecs, from the bucket outwards, checked."""
     names = values.names(text)
     for at, name in enumerate(names):
         if name != _ENCRYPTED and name not in _CODECS:
@@ -137,14 +138,27 @@ def codecs_of(shell: Shell) -> list[Codec[Any]]:
     return [_encryption(shell) if name == _ENCRYPTED else _CODECS[name]() for name in names]
 
 
+def codecs_by_name(shell: Shell, bucket: str, names: list[str], keyring: str) -> list[Codec[Any]]:
+    """The same for a bucket and a file of keys that are no options of the command."""
+    if keyring and _ENCRYPTED not in names:
+        names = [_ENCRYPTED, *names]
+    if not keyring and _ENCRYPTED in names:
+        raise UsageError(f"encryption of bucket {bucket!r} must have a keyring, a file of keys")
+    return [_encrypted(shell, keyring, bucket) if name == _ENCRYPTED else _CODECS[name]() for name in names]
+
+
 def _encryption(shell: Shell) -> Encrypted:
+    options = shell.options
+    context = options.encryption_context or options.bucket
+    return _encrypted(
+        shell, options.keyring, context, keys=not options.plain_keys, check_names=not options.no_check_names
+    )
+
+
+def _encrypted(shell: Shell, keyring: str, context: str, **settings: bool) -> Encrypted:
     from slipstream.kv.codecs import Encrypted  # loads a cipher, which other commands do not need
 
-    options = shell.options
-    file = KeyringFile.read(options.keyring)
+    file = KeyringFile.read(keyring)
     if not file.is_private:
         shell.out.note(f"warning: other users may read {file.path}; chmod 600 it")
-    context = options.encryption_context or options.bucket
-    return Encrypted(
-        file.keyring(), context=context, keys=not options.plain_keys, check_names=not options.no_check_names
-    )
+    return Encrypted(file.keyring(), context=context, **settings)

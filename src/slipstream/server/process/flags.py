@@ -62,6 +62,9 @@ FLAGS = (
         False,
         "NAME=PID",
     ),
+    _switch("console", "console", "serve the web console beside the server and print its address", "Console"),
+    Flag("console_port", ("console_port",), "port of the console (default: a free one)", "Console", False, "PORT"),
+    _switch("console_write", "console_write", "allow changes in the console", "Console"),
     _switch("help", "h help", "show this text and exit", "Other"),
     _switch("version", "v version", "show the version and exit", "Other"),
 )

@@ -9,6 +9,7 @@ Reads are trusted (`least` is the last sequence of the stream): a replica that i
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from slipstream import MessageNotFoundError, Stream
@@ -52,6 +53,14 @@ async def before(
         else:
             window = max(limit, window // 4)
     return found[-limit:]
+
+
+async def first_at(stream: Stream, moment: datetime, subject: str, *, least: int) -> int:
+    """The sequence of the first message at or after a time; 0 if there is none."""
+    async for message in stream.read(start_time=moment, subject=subject, min_last_seq=least):
+        # nats-server 2.15.1 answers a time after the year 2262 with the first message of the stream.
+        return message.seq if message.timestamp >= moment else 0
+    return 0
 
 
 def shown(message: StoredMessage) -> dict[str, Any]:
