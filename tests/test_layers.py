@@ -98,6 +98,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "pyarrow": ("slipstream/spark/*", "pyspark_jetstream*/*", *FRAME_FILES),
     "pandas": FRAME_FILES,
     "polars": FRAME_FILES,
+    "google": ("slipstream/spark/pipelines/formats/protobuf.py",),
     "rich": (
         "slipstream/spark/pipelines/display.py",
         "slipstream/cli/*",
@@ -135,6 +136,7 @@ IO_EXCEPTIONS = {
         "os",
         "time",
     },  # secrets in the environment; when an idle stream was last asked
+    "slipstream/spark/session.py": {"os"},
     "slipstream/spark/retries.py": {"time"},  # a pause before a server is tried again
     "slipstream/spark/source/kv.py": {"os"},
     "slipstream/spark/source/kv_snapshots.py": {"os", "pathlib", "uuid"},
@@ -142,6 +144,7 @@ IO_EXCEPTIONS = {
     "slipstream/spark/sink/stream.py": {"os", "uuid"},  # a write that has no name yet gets one
     "slipstream/spark/connect.py": {"pathlib"},  # credentials and contexts are files
     "slipstream/spark/pipelines/checks/validate.py": {"pathlib", "tempfile"},
+    "slipstream/spark/pipelines/workbench/backfill.py": {"tempfile"},
     "slipstream/spark/pipelines/workbench/preview.py": {"tempfile"},
     "slipstream/spark/pipelines/workbench/cases.py": {"pathlib", "tempfile"},
     "slipstream/spark/pipelines/workbench/recording.py": {"pathlib"},

@@ -55,7 +55,7 @@ def test_options_that_do_not_apply_are_rejected(our_cli: Cli, file: str) -> None
     refused = our_cli.run("--json", "pipeline", "validate", file)
     assert (refused.code, refused.err) == (
         2,
-        "slipstream: error: --json applies to pipeline run, status, test and dead only\n",
+        "slipstream: error: --json applies to pipeline run, status, test, dead and backfill only\n",
     )
     assert our_cli.run("--password", "hush", "pipeline", "validate", file).err.count("hush") == 0
     assert "unrecognized" not in our_cli.run("-s", UNREACHABLE, "pipeline", "reset", file).err

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 NAME = "pipeline"
 _ADDRESS = ("-s", "--server", "--servers")
 _VERBOSE = "show what Spark, its JVM and its Python workers print"
-_JSON = ("run", "status", "test", "dead")
+_JSON = ("run", "status", "test", "dead", "backfill")
 _SPARK = ("pyspark", "pyarrow", "pandas")
 # What may be in the namespace. Anything else is a connection option before the word `pipeline`.
 _KNOWN = frozenset(
@@ -49,6 +49,7 @@ _KNOWN = frozenset(
             "of",
             "resend",
             "metrics",
+            "ending",
         ),
     )
 )
@@ -117,10 +118,21 @@ def add(commands: Commands) -> None:
     )
     dead.add_argument("--yes", action="store_true", help="skip the confirmation")
     dead.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
+    backfill = group.add(
+        "backfill", _backfill, "write a range of messages into the outputs again, so that they are right"
+    )
+    text = "first message: a sequence, or a time such as 2026-01-31T12:00:00Z"
+    backfill.add_argument("--from", dest="starting", required=True, metavar="WHERE", help=text)
+    text = "last message: a sequence (included) or a time (not included); default: what the output has read"
+    backfill.add_argument("--to", dest="ending", default="", metavar="WHERE", help=text)
+    backfill.add_argument("--output", action="append", default=[], help="only this output; may be repeated")
+    backfill.add_argument("--master", default="", help="Spark master URL, such as spark://host:7077")
+    backfill.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
+    backfill.add_argument("--verbose", action="store_true", help=_VERBOSE)
     group.add("warm", _warm, "make Spark start in half the time: an archive of the JVM's classes, once")
-    for parser in (run, validate, status, reset, explain, preview, test, record, dead):
+    for parser in (run, validate, status, reset, explain, preview, test, record, dead, backfill):
         parser.add_argument("file", help="the pipeline's TOML file")
-    for parser in (run, validate, status, reset, new, preview, record, dead):
+    for parser in (run, validate, status, reset, new, preview, record, dead, backfill):
         text = "NATS servers, instead of those in the file"
         parser.add_argument(*_ADDRESS, dest="server", metavar="URL", default=argparse.SUPPRESS, help=text)
 
@@ -310,6 +322,30 @@ def _preview(shell: Shell) -> None:
     )
     _print_table([found.columns, *found.rows])
     print(f"({len(found.rows)} rows)")
+
+
+def _backfill(shell: Shell) -> None:
+    options = shell.options
+    pipeline = _load(options)
+    _check_spark()
+    from slipstream.spark.pipelines.workbench.backfill import backfill
+
+    is_json = hasattr(options, "json")
+    found = backfill(
+        pipeline,
+        starting=options.starting,
+        ending=options.ending,
+        outputs=options.output,
+        servers=getattr(options, "server", ""),
+        master=options.master,
+        verbose=options.verbose,
+        say=lambda line: print(line, file=sys.stderr if is_json else sys.stdout, flush=True),
+    )
+    if is_json:
+        print(json.dumps([one._asdict() for one in found], indent=1))
+        return
+    for one in found:
+        print(f"{one.output}: {one.rows:,} rows, {one.written:,} written; the others were right already")
 
 
 def _test(shell: Shell) -> int:

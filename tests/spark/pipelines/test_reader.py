@@ -98,7 +98,7 @@ def test_syntax_errors_have_positions() -> None:
         (
             '[sources.s]\nstream = "S"\nformat = "xml"\nschema="a INT"',
             (3, 1),
-            "format must be one of json, csv, avro, raw, got 'xml'",
+            "format must be one of json, csv, avro, protobuf, raw, got 'xml'",
         ),
         ('[sources.s]\nstream = "S"\nformat = "json"\n', (3, 1), "json needs a schema"),
         ('[sources.s]\nstream = "S"\nschema = "a INT"\n', (3, 1), "format raw takes no schema"),

@@ -16,9 +16,9 @@ from pyspark.errors import PySparkException
 
 from slipstream.spark.option_reader import DEFAULT_RETRY_FOR
 from slipstream.spark.options import JETSTREAM, JETSTREAM_KV
-from slipstream.spark.pipelines.avro import avro_to_json, spark_schema
 from slipstream.spark.pipelines.checks.columns import BUCKET_META, STREAM_META
 from slipstream.spark.pipelines.checks.spark_errors import spark_message
+from slipstream.spark.pipelines.formats.records import BINARY, record_to_json, spark_schema
 from slipstream.spark.pipelines.model import (
     DEAD_LETTERS,
     FIRST,
@@ -186,20 +186,37 @@ def _decoded(pipeline: Pipeline, source: Source, rows: DataFrame) -> tuple[DataF
     return rows, rejected
 
 
-def output_rows(frame: DataFrame, output: Output) -> DataFrame:
-    """The rows of an output in the columns of the sink: key, value and deleted, or subject and data."""
+def output_rows(frame: DataFrame, output: Output, *, beside: str = "") -> DataFrame:
+    """The rows of an output in the columns of the sink: key, value and deleted, or subject and data.
+
+    The column `beside` of an output into a bucket is kept as it is, and is not part of the value.
+    """
     from pyspark.sql import functions as f
 
     if output.kind == "stream":
         value = _bytes(frame, output.value) if output.value else f.to_json(f.struct("*"), JSON_OPTIONS).cast("binary")
         return frame.select(f.expr(output.subject).cast("string").alias("subject"), value.alias("data"))
     key = reduce(lambda one, other: f.concat(one, f.lit("."), other), [f.col(n).cast("string") for n in output.key])
-    rest = [f.col(_quoted(name)) for name in frame.columns if name not in (*output.key, output.deleted)]
+    if output.key_codec == "base64":
+        key = _base64_key(key)
+    rest = [f.col(_quoted(name)) for name in frame.columns if name not in (*output.key, output.deleted, beside)]
     value = _bytes(frame, output.value) if output.value else f.to_json(f.struct(*rest), JSON_OPTIONS).cast("binary")
     columns = [key.alias("key"), value.alias("value")]
     if output.deleted:
         columns.append(f.col(output.deleted).alias("deleted"))
+    if beside:
+        columns.append(f.col(beside))
     return frame.select(*columns)
+
+
+def _base64_key(key: Column) -> Column:
+    """A key as `Base64Keys` stores it: each token in URL-safe base64 without padding."""
+    from pyspark.sql import functions as f
+
+    def encoded(token: Column) -> Column:
+        return f.translate(f.base64(token), "+/=\r\n", "-_")  # without padding, and the ends of lines of MIME
+
+    return f.array_join(f.transform(f.split(key, "[.]"), encoded), ".")
 
 
 def _bucket_writer(frame: DataFrame, output: Output, options: Mapping[str, str]) -> DataStreamWriter:
@@ -220,9 +237,9 @@ def decode(source: Source, raw: DataFrame, dead_letter: str) -> tuple[DataFrame,
 
     meta, body = (STREAM_META, "data") if source.stream else (BUCKET_META, "value")
     text = f.expr(f"try_validate_utf8(CAST({body} AS STRING))")
-    schema = source.schema
-    if source.format == "avro":
-        text, schema = avro_to_json(source.schema)(f.col(body)), spark_schema(source.schema)
+    schema = spark_schema(source)
+    if source.format in BINARY:
+        text = record_to_json(source)(f.col(body))
     elif source.format == "csv":
         text = f.regexp_replace(text, r"\r?\n\z", "")  # a line end, which is not part of the last column
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, **source.parse}
@@ -246,8 +263,8 @@ def _dead_letters(source: Source, bad: DataFrame, schema: str, subject: str) -> 
     from pyspark.sql import functions as f
 
     reason = f.when(f.col("_data").isNull() | (f.length("_data") == 0), "empty")
-    if source.format == "avro":
-        reason = reason.when(f.col("_text").isNull(), "not Avro of the schema")
+    if source.format in BINARY:
+        reason = reason.when(f.col("_text").isNull(), f"not {BINARY[source.format]} of the schema")
     else:
         reason = reason.when(f.col("_text").isNull(), "not UTF-8")
     if source.format == "json":

@@ -15,7 +15,8 @@ from slipstream.kv.bucket import STREAM_PREFIX
 from slipstream.spark.pipelines.sql_tables import tables_in
 from slipstream.spark.pipelines.toml_positions import TomlPosition, TomlPositions
 
-FORMATS = ("json", "csv", "avro", "raw")
+FORMATS = ("json", "csv", "avro", "protobuf", "raw")
+KEY_CODECS = ("none", "base64")  # how keys are stored: as they are, or as `Base64Keys` has them
 MODES = ("append", "update", "complete")
 DEAD_LETTERS = "dead-"  # before a source's name: the query that writes the source's dead letters
 DEFAULT_MASTER = "local[*]"
@@ -70,6 +71,8 @@ class Source:
     bucket: str = ""
     format: str = "raw"
     schema: str = ""
+    message: str = ""  # of Protobuf: the type, and the descriptor set that has it
+    descriptor: bytes = field(default=b"", repr=False)
     options: Mapping[str, str] = field(default_factory=dict)
     parse: Mapping[str, str] = field(default_factory=dict)
     watermark: tuple[str, str] = ("", "")
@@ -102,6 +105,7 @@ class Output:
     mode: str
     format: str = "parquet"
     key: tuple[str, ...] = ()
+    key_codec: str = "none"
     value: str = ""
     deleted: str = ""
     subject: str = ""

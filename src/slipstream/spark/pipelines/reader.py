@@ -22,13 +22,14 @@ from slipstream.jetstream.requests import check_name
 from slipstream.kv.bucket import MAX_HISTORY, BucketConfig, BucketSource, check_bucket
 from slipstream.kv.keys import check_pattern
 from slipstream.spark.options import kv_stream_options, stream_options
-from slipstream.spark.pipelines.avro import spark_schema
 from slipstream.spark.pipelines.checks.columns import file_mistakes
 from slipstream.spark.pipelines.checks.suggestions import suggestion
+from slipstream.spark.pipelines.formats import avro, protobuf
 from slipstream.spark.pipelines.model import (
     DEAD_LETTERS,
     DEFAULT_MASTER,
     FORMATS,
+    KEY_CODECS,
     MODES,
     BucketSpec,
     Mistake,
@@ -61,7 +62,7 @@ _SOURCE_OPTIONS = {  # key of the file -> option of the Spark format
     "fail_on_data_loss": "failOnDataLoss",
 }
 _OUTPUT_KEYS = {  # kind of output -> the keys that only some kinds have
-    "bucket": ("key", "value", "deleted", "only_changed"),
+    "bucket": ("key", "key_codec", "value", "deleted", "only_changed"),
     "stream": ("subject", "value"),
     "files": ("format", "partition_by"),
     "table": ("format", "partition_by"),
@@ -84,7 +85,7 @@ def parse(
     """The pipeline in a text; raises PipelineError with every mistake. `name` is used if the text has none; `${NAME}`
     is a variable of `environ` (default: the process's)."""
     data, positions = _read_files(text, file)
-    reader = _Reader(data, positions)
+    reader = _Reader(data, positions, file)
     reader.expand(os.environ if environ is None else environ)
     pipeline = reader.pipeline(file, name)
     for path, message in target_conflicts(pipeline):
@@ -320,8 +321,9 @@ def _nested(name: str, value: Any, *, is_bucket: bool) -> Any:
 class _Reader:
     """Walks the tables of one file and collects mistakes."""
 
-    def __init__(self, data: dict[str, Any], positions: TomlPositions) -> None:
+    def __init__(self, data: dict[str, Any], positions: TomlPositions, file: str) -> None:
         self._data = data
+        self._file = file
         self._root = _Table(self, (), data)
         self._positions = positions
         self.mistakes: list[Mistake] = []
@@ -494,7 +496,7 @@ class _Reader:
     def _lookup(self, name: str, table: _Table) -> Source:
         """A lookup table: the current state of a bucket."""
         bucket = table.checked("bucket", check_bucket, needed=True)
-        format_, schema = self._format(table)
+        format_, schema, message, descriptor = self._format(table)
         keys = table.texts("keys")
         for one in keys:
             table.attempt("keys", partial(check_pattern, one))
@@ -504,32 +506,59 @@ class _Reader:
             bucket=bucket,
             format=format_,
             schema=schema,
+            message=message,
+            descriptor=descriptor,
             options={"keys": ",".join(keys)} if keys else {},
             parse=table.table("parse").strings(),
         )
         table.close()
         return found
 
-    def _format(self, table: _Table) -> tuple[str, str]:
-        """How payloads are decoded: the format and the schema."""
+    def _format(self, table: _Table) -> tuple[str, str, str, bytes]:
+        """How payloads are decoded: the format, the schema, and of Protobuf the message type and its descriptors."""
         format_ = table.choice("format", FORMATS, "raw")
         schema = table.text("schema")
+        message, descriptor = self._protobuf(table, format_)
         if table.is_bad("format", "schema"):
             pass
-        elif (format_ == "raw") == bool(schema):
+        elif (format_ in ("raw", "protobuf")) == bool(schema):
             if schema:
-                table.report("schema", "format raw takes no schema")
+                table.report("schema", f"format {format_} takes no schema")
             else:
                 table.report("format", f"format {format_} needs a schema, such as 'id BIGINT, name STRING'")
         elif format_ == "avro":
-            table.attempt("schema", partial(spark_schema, schema))
-        return format_, schema
+            table.attempt("schema", partial(avro.spark_schema, schema))
+        return format_, schema, message, descriptor
+
+    def _protobuf(self, table: _Table, format_: str) -> tuple[str, bytes]:
+        """The message type of a Protobuf source, and the content of the file with its descriptors."""
+        message, name = table.text("message"), table.text("descriptor")
+        if format_ != "protobuf":
+            for key in ("message", "descriptor"):
+                if table.has(key):
+                    table.report(key, f"{key} is for format protobuf, got {format_!r}")
+            return "", b""
+        if not message or not name:
+            if not table.is_bad("message", "descriptor"):
+                table.report(
+                    "format",
+                    "format protobuf needs descriptor, a file that `protoc --include_imports "
+                    "--descriptor_set_out=FILE` writes, and message, the type in it, such as 'shop.Order'",
+                )
+            return message, b""
+        try:
+            found = (Path(self._file).resolve().parent / name).read_bytes()
+        except OSError as error:
+            table.report("descriptor", f"descriptor {name!r} cannot be read: {error.strerror or error}")
+            return message, b""
+        table.attempt("message", partial(protobuf.spark_schema, found, message))
+        return message, found
 
     def _source(self, name: str, table: _Table) -> Source:
         stream, bucket = table.checked("stream", check_name), table.checked("bucket", check_bucket)
         if bool(stream) == bool(bucket) and not table.is_bad("stream", "bucket"):
             table.report("", f"[sources.{name}] needs either a stream or a bucket to read")
-        format_, schema = self._format(table)
+        format_, schema, message, descriptor = self._format(table)
         found = Source(
             name=name,
             position=self._positions[("sources", name, "schema")],
@@ -537,6 +566,8 @@ class _Reader:
             bucket=bucket,
             format=format_,
             schema=schema,
+            message=message,
+            descriptor=descriptor,
             options=self._source_options(table, stream, bucket),
             parse=table.table("parse").strings(),
             watermark=self._watermark(table),
@@ -608,6 +639,7 @@ class _Reader:
             mode=table.choice("mode", MODES, "update" if kind == "bucket" else "append"),
             format=table.text("format", "parquet"),
             key=table.texts("key"),
+            key_codec=table.choice("key_codec", KEY_CODECS, "none"),
             value=table.text("value"),
             deleted=table.text("deleted"),
             subject=table.text("subject"),
@@ -620,7 +652,7 @@ class _Reader:
         return found
 
     def _check_output(self, output: Output, table: _Table) -> None:
-        for key in ("key", "value", "deleted", "only_changed", "subject", "format", "partition_by"):
+        for key in ("key", "key_codec", "value", "deleted", "only_changed", "subject", "format", "partition_by"):
             if table.has(key) and key not in _OUTPUT_KEYS[output.kind]:
                 table.report(key, f"{key} does not apply to an output into a {output.kind.removesuffix('s')}")
         if output.kind == "bucket":

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.spark.pipelines.spark_session import JVM_OPTIONS, _use_archive, archive_path
+from slipstream.spark.pipelines.spark_session import JVM_OPTIONS, archive_path, use_archive
 
 
 def test_archive_is_used_unless_the_environment_names_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv(JVM_OPTIONS, "-Xmx1g")
-    _use_archive()
+    use_archive()
     assert os.environ[JVM_OPTIONS] == "-Xmx1g"  # there is none yet
     archive_path().parent.mkdir()
     archive_path().touch()
-    _use_archive()
+    use_archive()
     used = f"-Xmx1g -XX:SharedArchiveFile={archive_path()} -Xlog:cds=off -Xlog:cds+dynamic=off"
     assert os.environ[JVM_OPTIONS] == used
-    _use_archive()
+    use_archive()
     assert os.environ[JVM_OPTIONS] == used
 
 

@@ -11,9 +11,9 @@ from collections.abc import Container, Iterator, Mapping
 from typing import NamedTuple
 
 from slipstream.errors import UsageError
-from slipstream.spark.pipelines.avro import spark_schema
 from slipstream.spark.pipelines.checks.ddl import DdlError, ddl_columns
 from slipstream.spark.pipelines.checks.suggestions import suggestion
+from slipstream.spark.pipelines.formats.records import spark_schema
 from slipstream.spark.pipelines.model import Output, Pipeline, Source
 
 STREAM_COLUMNS = {
@@ -70,10 +70,10 @@ class Found(NamedTuple):
 
 
 def source_columns(source: Source) -> dict[str, str]:
-    """The columns of a source with their types; raises DdlError or AvroError."""
+    """The columns of a source with their types; raises UsageError."""
     if source.format == "raw":
         return dict(STREAM_COLUMNS if source.stream else BUCKET_COLUMNS)
-    schema = spark_schema(source.schema) if source.format == "avro" else source.schema
+    schema = spark_schema(source)
     meta, raw = (STREAM_META, STREAM_COLUMNS) if source.stream else (BUCKET_META, BUCKET_COLUMNS)
     return {**ddl_columns(schema), **{alias: raw[name] for name, alias in meta.items()}}
 
@@ -153,7 +153,7 @@ def file_mistakes(pipeline: Pipeline, broken: Container[tuple[str, ...]] = ()) -
         except DdlError as error:
             yield Found((kind, source.name, "schema"), str(error), source.schema, error.offset)
         except UsageError:
-            continue  # of Avro: the reader reports it
+            continue  # of a binary format: the reader reports it
     for step in pipeline.steps:
         if ("steps", step.name) not in broken and (message := _sql_mistake(step.sql)):
             yield Found(("steps", step.name, "sql"), message)

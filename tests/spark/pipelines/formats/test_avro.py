@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slipstream.spark.pipelines.avro import AvroError, Decoder, fingerprint, spark_schema
+from slipstream.spark.pipelines.formats.avro import AvroError, Decoder, fingerprint, spark_schema
 
 
 def field(kind: str) -> str:
