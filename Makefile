@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-floor check bench soak spec docs clean java
+.PHONY: help demo demo-cluster test test-floor check bench soak spec docs clean java
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -32,10 +32,13 @@ FIND_PYTHON = for python in $(PYTHON) python3.13 python3.12 python3.11 python3; 
 FIND_JAVA = JAVA_HOME="$$($(PY) tools/java_home.py)" || exit 1; export JAVA_HOME
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: java $(STAMP) ## A pipeline of orders: embedded server, Spark, Key-Value views, Parquet
 	@$(FIND_JAVA); $(PY) -m examples.demo
+
+demo-cluster: java $(STAMP) ## The same on three nats-servers and a Spark cluster, with a node and a worker killed
+	@$(FIND_JAVA); $(PY) -m examples.demo_cluster
 
 # Most tests wait more than they work: five processes keep two cores busy for half of the time. Those of Spark work: two
 # processes have the other half, after the rest, whose tests have deadlines (nice). spark_archive.py lets them start in half the
