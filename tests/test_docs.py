@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import dedent
 from types import ModuleType
 from typing import NamedTuple
 
@@ -44,9 +45,10 @@ class Block(NamedTuple):
 
 
 def blocks_of(page: Path) -> list[Block]:
-    found = re.findall(r"^```([^\n]*)\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    """Its blocks; those in tabs are indented."""
+    found = re.findall(r"^( *)```([^\n]*)\n(.*?)^\1```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     name = page.relative_to(ROOT).as_posix()
-    return [Block(name, number, kind.strip(), code) for number, (kind, code) in enumerate(found, 1)]
+    return [Block(name, number, kind.strip(), dedent(code)) for number, (_, kind, code) in enumerate(found, 1)]
 
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
@@ -113,7 +115,7 @@ def program(block: Block) -> object:
 def test_the_program_runs_and_prints(block: Block, tmp_path: Path) -> None:
     script = tmp_path / "test_example.py"
     script.write_text(block.code, "utf-8")
-    is_test = re.search(r"^def test_", block.code, re.MULTILINE)
+    is_test = re.search(r"^(?:async )?def test_", block.code, re.MULTILINE)
     done = run([sys.executable, *(PYTEST if is_test else ()), str(script)], tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout

@@ -35,6 +35,7 @@ from slipstream.server.engine.monitoring.system_services import SystemServices
 from slipstream.server.engine.ports import Store
 from slipstream.server.faults.api import PREFIX, FaultApi, FaultRunner
 from slipstream.server.faults.network import NetworkFaults
+from slipstream.server.faults.traffic import Traffic
 from slipstream.server.loop.clock import Clock, VirtualClock
 from slipstream.server.loop.committer import Worker
 from slipstream.server.loop.connection import Connection, ConnectionLimits
@@ -266,11 +267,22 @@ class Server:
         await sockets.serve(connect, tls)
         log.info("Listening for websocket clients on %s", self.websocket_url)
 
-    async def fault_command(self, name: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Run a fault command (see `slipstream.testing`) in the default account; returns its answer."""
+    async def fault_command(
+        self, name: str, body: dict[str, Any] | None = None, *, account: str = ""
+    ) -> dict[str, Any]:
+        """Run a fault command (see `slipstream.testing`) in an account (the default one, if none is named); returns its
+        answer."""
+        return await self._fault_runner.run(name, body or {}, account=account)
+
+    def traffic(self) -> Traffic:
+        """What clients publish and streams hold, for tests. Its methods must be called on the server's loop."""
+        return self._fault_runner.traffic
+
+    @property
+    def _fault_runner(self) -> FaultRunner:
         if self._faults is None:
             raise UsageError("fault commands need a running server with faults=True")
-        return await self._faults.run(name, body or {})
+        return self._faults
 
     # A changed configuration.
 

@@ -4,7 +4,7 @@
         client = connect_blocking(server.url)
 
 The server runs in a thread of its own, so that any client, in blocking or async code, in any test framework, can use
-it. Installing Slipstream registers the pytest fixtures of `slipstream.testing.plugin`.
+it. Installing Slipstream registers the pytest fixtures of `slipstream.testing.plugin`; `ServerMixin` is for unittest.
 """
 
 from __future__ import annotations
@@ -12,15 +12,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from slipstream.testing.server import Replica, TestServer
+    from slipstream.testing.cases import ServerMixin
+    from slipstream.testing.controls import ConsumerCounts, Replica, ServerControls
+    from slipstream.testing.recording import RecordedMessage, Recording
+    from slipstream.testing.server import ServerSnapshot, TestAccount, TestServer
 
-__all__ = ["Replica", "TestServer"]
+__all__ = [
+    "ConsumerCounts",
+    "RecordedMessage",
+    "Recording",
+    "Replica",
+    "ServerControls",
+    "ServerMixin",
+    "ServerSnapshot",
+    "TestAccount",
+    "TestServer",
+]
+
+_MODULES = {"ServerMixin": "cases", "RecordedMessage": "recording", "Recording": "recording"} | dict.fromkeys(
+    ("ConsumerCounts", "Replica", "ServerControls"), "controls"
+)
 
 
 def __getattr__(name: str) -> object:
     """Load the server on first use: pytest imports this package with the plugin in every run."""
     if name in __all__:
-        from slipstream.testing import server
+        from importlib import import_module
 
-        return getattr(server, name)
+        return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'server')}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

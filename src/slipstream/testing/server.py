@@ -1,39 +1,60 @@
-"""`TestServer`: a server in a thread, with its fault commands as methods.
-
-Every method returns when everything that follows from it at once is done, so a test needs no sleeps. The methods may be
-called from any thread and from async code: they block for about as long as a message to another thread takes, except
-for `advance` over very many deadlines.
-"""
+"""`TestServer`: a server in a thread, with its controls as methods; snapshots of it, and accounts for single tests."""
 
 from __future__ import annotations
 
-import asyncio
+import dataclasses
 import os
-from collections.abc import Iterator
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Self
 
-from slipstream.api.times import Duration, to_datetime
-from slipstream.api.times import seconds as in_seconds
 from slipstream.errors import UsageError
-from slipstream.server import Server
+from slipstream.server import Server, ServerOptions, User
+from slipstream.testing.controls import ServerControls
 
-TIMEOUT = 30.0
-
-
-class Replica(NamedTuple):
-    """One replica of a stream."""
-
-    name: str
-    leads: bool
-    held: bool  # applies nothing, answers from its own data
-    deposed: bool  # no longer the leader, and unaware of it
-    last_seq: int
+ANYONE = "anyone"  # the user of clients without credentials: other users can then be added while it runs
 
 
-class TestServer:
+class ServerSnapshot:
+    """The streams of a server at one moment, made by `TestServer.snapshot`."""
+
+    def __init__(self, run: object, number: int, directory: Path | None = None) -> None:
+        self.run = run  # of the server, in which it was made
+        self.number = number
+        self.directory = directory
+        if directory is not None:
+            weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
+
+    def __repr__(self) -> str:
+        return f"<ServerSnapshot {self.number}>"
+
+
+class TestAccount(ServerControls):
+    """An account of a shared server, for one test: its own subjects, streams, buckets and faults."""
+
+    __test__ = False
+
+    def __init__(self, server: Server, user: User) -> None:
+        super().__init__(server, user.account)
+        self._user = user
+
+    def __repr__(self) -> str:
+        return f"<TestAccount {self._user.account!r} of {self.server.url}>"
+
+    @property
+    def url(self) -> str:
+        """Where clients of this test connect to, with their user and password."""
+        scheme, _, address = self.server.url.partition("://")
+        return f"{scheme}://{self._user.name}:{self._user.password}@{address}"
+
+
+class TestServer(ServerControls):
     """A JetStream server for a test; `url` is where clients connect to."""
 
     __test__ = False  # for pytest: not a test class, in spite of its name
@@ -49,21 +70,30 @@ class TestServer:
         until `advance` moves it. For all other options, pass a `Server(faults=True, ...)` as `server`."""
         if server is not None and (data_dir is not None or virtual_time):
             raise UsageError("server must not be combined with data_dir or virtual_time: pass them to the Server")
-        self.server = server or Server(data_dir=data_dir, virtual_time=virtual_time, faults=True)
+        super().__init__(
+            server
+            or Server(
+                data_dir=data_dir,
+                virtual_time=virtual_time,
+                faults=True,
+                users=(User(name=ANYONE, anyone=True),),
+                no_auth_user=ANYONE,
+            ),
+            "",
+        )
+        self._run_id = object()
+        self._disk_snapshots = self._accounts_made = 0
+        self._users_lock = threading.Lock()  # tests in several threads may share a server
 
     def __repr__(self) -> str:
         return f"<TestServer {'not running' if self.server.loop is None else self.url}>"
-
-    @property
-    def url(self) -> str:
-        """Where clients connect to."""
-        return self.server.url
 
     # Start and stop.
 
     def start(self) -> Self:
         """Start the server; on the same port as before, if it ran before."""
         self.server.__enter__()
+        self._run_id = object()
         return self
 
     def stop(self) -> None:
@@ -84,113 +114,91 @@ class TestServer:
         if self.server.loop is not None:
             self.stop()
 
-    # Replicas.
+    # Snapshots.
 
-    def replicas(self, stream: str) -> list[Replica]:
-        """The replicas of a stream."""
-        return [Replica(**entry) for entry in self._run("replicas", stream=stream)["replicas"]]
+    def snapshot(self) -> ServerSnapshot:
+        """Remember all streams with their messages and consumers. In memory nothing is copied, so the time it takes
+        does not depend on how much they hold. With a `data_dir` the directory is copied and the server restarted."""
+        if self._data_dir is None:
+            return ServerSnapshot(self._run_id, self._run("snapshot")["snapshot"])
+        if self.server.options.virtual_time:
+            raise UsageError("snapshot() of a server with a data_dir needs real time: a restart moves a virtual clock")
+        copy = Path(tempfile.mkdtemp(prefix="slipstream-snapshot-"))
+        self._disk_snapshots += 1
+        found = ServerSnapshot(self, self._disk_snapshots, copy)
+        self._check_running()
+        self.stop()
+        try:
+            shutil.copytree(self._data_dir, copy, dirs_exist_ok=True)
+        finally:
+            self.start()
+        return found
 
-    def hold(self, stream: str, replica: str = "") -> None:
-        """A replica (without a name: all but the leader) applies nothing more, and answers from its own data."""
-        self._run("hold", stream=stream, replica=replica)
-
-    def release(self, stream: str, replica: str = "") -> None:
-        """A replica (without a name: all of them) catches up and follows again."""
-        self._run("release", stream=stream, replica=replica)
+    def restore(self, snapshot: ServerSnapshot) -> None:
+        """Return to a snapshot: streams, messages, consumers and a virtual clock are as they were, faults and holds
+        end. In memory this takes as long as it takes to undo what has changed since; clients stay connected, and
+        pull requests that wait are sent again by them. Snapshots nest: those that were made later are gone. With a
+        `data_dir` the directory is replaced, and the server restarted."""
+        if not isinstance(snapshot, ServerSnapshot):
+            raise UsageError(f"snapshot must be what snapshot() returned, got {snapshot!r}")
+        if snapshot.directory is None:
+            if snapshot.run is not self._run_id:
+                raise UsageError("the snapshot is of a server that was restarted since, or of another one")
+            self._run("restore", snapshot=snapshot.number)
+            return
+        data_dir = self._data_dir
+        if data_dir is None:
+            raise UsageError("the snapshot is of a server with a data_dir, this one is in memory")
+        self._check_running()
+        self.stop()
+        try:
+            shutil.rmtree(data_dir)
+            shutil.copytree(snapshot.directory, data_dir)
+        finally:
+            self.start()
 
     @contextmanager
-    def held(self, stream: str, replica: str = "") -> Iterator[None]:
-        """Hold for the length of a `with` block."""
-        self.hold(stream, replica)
+    def restored(self) -> Iterator[ServerSnapshot]:
+        """Undo all that a `with` block does to the streams."""
+        snapshot = self.snapshot()
         try:
-            yield
+            yield snapshot
         finally:
-            self.release(stream, replica)
-
-    def depose(self, stream: str, *, to: str = "", unaware: bool = False) -> str:
-        """Make another replica the leader; returns its name. An `unaware` old leader keeps acting as leader, from its
-        own data, until it is released."""
-        leader: str = self._run("depose", stream=stream, to=to, unaware=unaware)["leader"]
-        return leader
-
-    # Mirrors and sources.
-
-    def hold_mirror(self, stream: str, *, source: str = "") -> None:
-        """A mirror, or a source of a stream, takes nothing more from its upstream."""
-        self._run("hold_mirror", stream=stream, source=source)
-
-    def cut_mirror(self, stream: str, *, source: str = "") -> None:
-        """The same as a lost connection: the stream's info shows an error."""
-        self._run("cut_mirror", stream=stream, source=source)
-
-    def release_mirror(self, stream: str, *, source: str = "") -> None:
-        """It resumes where it was held or cut."""
-        self._run("release_mirror", stream=stream, source=source)
-
-    # Time.
+            if self.server.loop is not None:
+                self.restore(snapshot)
 
     @property
-    def now(self) -> int:
-        """The server's time, in nanoseconds since the epoch."""
-        now: int = self._run("now")["now"]
-        return now
+    def _data_dir(self) -> Path | None:
+        path = self.server.options.data_dir
+        return Path(path) if path is not None else None
 
-    @property
-    def now_at(self) -> datetime:
-        """The same as a datetime in UTC."""
-        return to_datetime(self.now)
-
-    def advance(self, seconds: Duration) -> None:
-        """Move a virtual clock, by a timedelta or by seconds; what is due on the way is done on the way, in order."""
-        self._run("advance", seconds=in_seconds(seconds, "seconds"))
-
-    # Faults.
-
-    def drop(self, subject: str, *, direction: str = "to_client", count: int = 1, skip: int = 0) -> None:
-        """Lose the next messages on a subject; `to_server` for what clients send. Acks go out on inboxes."""
-        self._run("fault", action="drop", subject=subject, direction=direction, count=count, skip=skip)
-
-    def duplicate(self, subject: str, *, direction: str = "to_client", count: int = 1, skip: int = 0) -> None:
-        """Deliver the next messages on a subject twice."""
-        self._run("fault", action="duplicate", subject=subject, direction=direction, count=count, skip=skip)
-
-    def delay(
-        self,
-        subject: str,
-        seconds: Duration,
-        *,
-        direction: str = "to_client",
-        count: int = 1,
-        skip: int = 0,
-    ) -> None:
-        """Deliver the next messages on a subject later, by the server's time."""
-        late = in_seconds(seconds, "seconds")
-        self._run("fault", action="delay", subject=subject, direction=direction, count=count, skip=skip, seconds=late)
-
-    def cut(self, client: str = "", *, after: int = 0, direction: str = "to_client") -> int:
-        """Cut the connections of clients of that name (without one: all) once `after` more bytes went that way; returns
-        how many there are."""
-        count: int = self._run("cut", client=client, after=after, direction=direction)["connections"]
-        return count
-
-    def refuse_writes(self, reason: str = "no space left on device") -> None:
-        """Streams with file storage can store nothing more: publishes get an error."""
-        self._run("refuse_writes", reason=reason)
-
-    def allow_writes(self) -> None:
-        """The disk accepts writes again."""
-        self._run("allow_writes")
-
-    def clear(self) -> None:
-        """Remove all faults."""
-        self._run("clear")
-
-    def fault_command(self, name: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Any fault command, by its name and fields: the same as a request on `$SLIPSTREAM.FAULTS.<name>`."""
-        loop = self.server.loop
-        if loop is None:
+    def _check_running(self) -> None:
+        if self.server.loop is None:
             raise UsageError("the server is not running")
-        return asyncio.run_coroutine_threadsafe(self.server.fault_command(name, body), loop).result(TIMEOUT)
 
-    def _run(self, name: str, /, **body: Any) -> dict[str, Any]:
-        return self.fault_command(name, body)
+    # Isolation.
+
+    @contextmanager
+    def isolated(self) -> Iterator[TestAccount]:
+        """An account of its own for the length of a `with` block. It has its own subjects, streams and faults, and the
+        clock and the disk of the server; its streams are deleted and its clients disconnected at the end."""
+        self._check_running()
+        options = self.server.options
+        if not options.users or not options.no_auth_user:
+            raise UsageError("isolated() needs a server with users and a no_auth_user, as TestServer() makes it")
+        self._accounts_made += 1
+        name = f"test-{self._accounts_made}"
+        user = User(name=name, password=os.urandom(8).hex(), account=name)
+        self._reload(lambda users: (*users, user))
+        account = TestAccount(self.server, user)
+        try:
+            yield account
+        finally:
+            if self.server.loop is not None:
+                account.reset()
+                self._reload(lambda users: tuple(one for one in users if one.name != name))
+
+    def _reload(self, change: Callable[[tuple[User, ...]], tuple[User, ...]]) -> None:
+        with self._users_lock:
+            options: ServerOptions = self.server.options
+            self.server.reload(dataclasses.replace(options, users=change(tuple(options.users))))

@@ -229,6 +229,26 @@ class Account:
             if entry.trimming:
                 stream.trim_subjects()
 
+    def unload(self) -> None:
+        """Stop all streams and leave them in the stores; `load` opens them. Pull requests that wait are ended as by a
+        server that shuts down: clients send them again."""
+        for restore in list(self.restores.values()):
+            restore.lost(begun=False)
+        self.restores.clear()
+        for stream in list(self.streams.values()):
+            stream.consumers.retire()
+            self._detach(stream)
+            stream.stop()
+        self._last_created = 0
+
+    def reset(self) -> None:
+        """Delete all streams."""
+        for restore in list(self.restores.values()):
+            restore.lost(begun=True)
+            self.drop_restore(restore.config)
+        for stream in list(self.streams.values()):
+            self.delete_stream(stream)
+
     def _is_replaced(self, config: StreamConfig) -> bool:
         """Whether a stream of the other store has taken the place of one whose deletion was lost: it was created, and
         that was acknowledged, while the deletion was on its way to the disk."""

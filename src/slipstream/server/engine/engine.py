@@ -51,7 +51,7 @@ from slipstream.server.engine.core.session import Listener, PeerAddress, Session
 from slipstream.server.engine.jobs import RECEIVE_UNITS, Progress
 from slipstream.server.engine.journal import Answer, CommitBatch, Journal, ReplyPort
 from slipstream.server.engine.monitoring.health import Health, examine
-from slipstream.server.engine.ports import Store
+from slipstream.server.engine.ports import Savepoints, Store
 from slipstream.server.engine.reads.direct_get import QUEUE
 from slipstream.server.engine.replication.ingest import RemoteIngests
 from slipstream.server.engine.services import SharedServices
@@ -126,6 +126,8 @@ class Engine:
         self.closed: deque[Session] = deque(maxlen=MAX_CLOSED)
         self.totals = Totals()
         self._valid_subjects: set[str] = set()
+        self._savepoint_times: dict[int, int] = {}  # by number; in the stores they are counted from 1
+        self._savepoints_made = 0
         if settings.jetstream:
             for journal in self.journals:
                 self._load(journal, now)
@@ -546,6 +548,48 @@ class Engine:
         for name, account in self._accounts.items():
             if self.has_jetstream(name):
                 account.load(journal, now)
+
+    # Savepoints, for tests.
+
+    def add_savepoint(self, now: int) -> int:
+        """Remember the streams as they are, with their consumers; everything must be committed. Returns its number."""
+        stores = [self._savepoints(journal) for journal in self.journals]
+        for store in stores:
+            store.add_savepoint()
+        self._savepoints_made += 1
+        self._savepoint_times[self._savepoints_made] = now
+        return self._savepoints_made
+
+    def savepoint_time(self, number: int) -> int:
+        """When a savepoint was set."""
+        if number not in self._savepoint_times:
+            known = ", ".join(map(str, self._savepoint_times)) or "there is none"
+            raise UsageError(f"snapshot must be one that no later restore has undone ({known}), got {number}")
+        return self._savepoint_times[number]
+
+    def roll_back(self, number: int, now: int) -> None:
+        """Return to a savepoint, and forget those that were set after it. Streams are opened as after a restart:
+        replicas that were held follow again, open batches and consumers that do not outlive a server are gone."""
+        self.savepoint_time(number)
+        position = list(self._savepoint_times).index(number) + 1
+        for later in [one for one in self._savepoint_times if one > number]:
+            del self._savepoint_times[later]
+        self._set_time(now)
+        for account in self._accounts.values():
+            account.unload()
+        for journal in self.journals:
+            lost = journal.abandon()
+            self._savepoints(journal).roll_back(position)
+            self._load(journal, now)
+            for reply, _, source, _ in lost:
+                if answer := source.failure(StreamStoreFailedError("the server was restored to a snapshot")):
+                    source.reply_port.send(reply, b"", answer)
+
+    def _savepoints(self, journal: Journal) -> Savepoints:
+        found = journal.store.savepoints
+        if found is None:
+            raise UsageError("savepoints need streams in memory; this server has a data_dir")
+        return found
 
     def health(self) -> Health:
         """The server's problems in words; empty if there are none."""

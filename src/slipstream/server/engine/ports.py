@@ -147,6 +147,10 @@ class StreamLog(Protocol):
     def count_of(self, subject: str) -> int:
         """How many messages a literal subject has."""
 
+    @property
+    def headers_from(self) -> int:
+        """Messages before this sequence have no headers; 0: none has any. A store that does not know says 1."""
+
     def peek(self, seq: int) -> Record | None:
         """The message with that sequence, committed or not. A damaged record raises CorruptRecordError."""
 
@@ -244,6 +248,16 @@ class Scrubber(Protocol):
         To be called after `begin`, whatever became of `read`."""
 
 
+class Savepoints(Protocol):
+    """Moments that a store can return to, for tests. They nest: a return to one forgets those that were set later."""
+
+    def add_savepoint(self) -> int:
+        """Remember the present state, in which nothing may be uncommitted; returns the savepoint's number."""
+
+    def roll_back(self, number: int) -> None:
+        """Return to a savepoint, which stays set. Changes that are not committed are dropped."""
+
+
 class Store(Protocol):
     """All streams of a server."""
 
@@ -293,6 +307,10 @@ class Store(Protocol):
     @property
     def scrubber(self) -> Scrubber | None:
         """None: nothing is stored that could be damaged."""
+
+    @property
+    def savepoints(self) -> Savepoints | None:
+        """None: the store has none."""
 
     def seal(self) -> Group:
         """Close the open group and open the next."""

@@ -17,15 +17,18 @@ import msgspec
 
 from slipstream.errors import Error, UsageError
 from slipstream.server.engine.account import Account
+from slipstream.server.engine.api.consumers import consumer_info
 from slipstream.server.engine.reads.direct_get import ReplicaPeer
 from slipstream.server.engine.replication.ingest import CUT, HELD, Ingest
 from slipstream.server.engine.streams.stream import Stream
 from slipstream.server.faults.network import TO_CLIENT, NetworkFaults
+from slipstream.server.faults.traffic import Traffic
 from slipstream.server.loop.clock import VirtualClock
 from slipstream.server.loop.committer import Committer
 from slipstream.server.loop.driver import Driver
 
 PREFIX = "$SLIPSTREAM.FAULTS."
+SETTLE_TIMEOUT = 10.0
 DISABLED = "fault commands are disabled; start the server with faults=True"
 
 
@@ -55,8 +58,17 @@ class FaultCommands:
             ]
         }
 
-    def hold(self, stream: str, replica: str = "") -> None:
-        """A replica (all but the leader, if none is named) applies nothing more until it is released."""
+    def hold(self, stream: str = "", replica: str = "") -> None:
+        """A replica (all but the leader, if none is named) applies nothing more until it is released. Without a stream:
+        those of every stream that has several."""
+        if not stream:
+            _check_no_replica(replica)
+            for one in self._account.streams.values():
+                group = one.replicas
+                for peer in group.peers:
+                    if peer is not group.leader:
+                        group.hold(peer, self._now)
+            return
         group = self._stream(stream).replicas
         peers = self._peers(stream, replica, [peer for peer in group.peers if peer is not group.leader])
         if not peers:
@@ -64,8 +76,14 @@ class FaultCommands:
         for peer in peers:
             group.hold(peer, self._now)
 
-    def release(self, stream: str, replica: str = "") -> None:
-        """A replica (all, if none is named) catches up and follows again."""
+    def release(self, stream: str = "", replica: str = "") -> None:
+        """A replica (all, if none is named) catches up and follows again. Without a stream: those of every stream."""
+        if not stream:
+            _check_no_replica(replica)
+            for one in self._account.streams.values():
+                for peer in one.replicas.peers:
+                    one.replicas.release(peer)
+            return
         group = self._stream(stream).replicas
         for peer in self._peers(stream, replica, group.peers):
             group.release(peer)
@@ -120,8 +138,9 @@ class FaultCommands:
     # The network.
 
     def connections(self) -> dict[str, Any]:
-        """Id and name of each connected client."""
-        return {"connections": [{"id": c.cid, "name": c.name} for c in self._driver.connections]}
+        """Id and name of each client that is connected to the account."""
+        mine = (c for c in self._driver.connections if self._network.account_of(c) == self._account.name)
+        return {"connections": [{"id": c.cid, "name": c.name} for c in mine]}
 
     def fault(
         self,
@@ -131,13 +150,19 @@ class FaultCommands:
         count: int = 1,
         skip: int = 0,
         seconds: float = 0.0,
+        every: int = 1,
     ) -> None:
-        """Drop, duplicate or delay messages on a subject: `count` of them, after `skip`."""
-        self._network.add(action, subject=subject, direction=direction, count=count, skip=skip, seconds=seconds)
+        """Drop, duplicate or delay messages on a subject, cut the connection in their place, or lose the replies to
+        them: `count` times, after `skip` messages, and then each `every`-th."""
+        self._network.add(
+            action, subject=subject, direction=direction, count=count, skip=skip, seconds=seconds, every=every,
+            account=self._account.name,
+        )  # fmt: skip
 
     def cut(self, client: str = "", after: int = 0, direction: str = TO_CLIENT) -> dict[str, Any]:
         """Cut the connections of clients of that name (all, if it is empty) after so many more bytes."""
-        chosen = [c for c in self._driver.connections if not client or c.name == client]
+        mine = [c for c in self._driver.connections if self._network.account_of(c) == self._account.name]
+        chosen = [c for c in mine if not client or c.name == client]
         if client and not chosen:
             raise UsageError(f"no client is named {client!r}")
         self._network.cut(chosen, direction=direction, after=after)
@@ -145,8 +170,65 @@ class FaultCommands:
 
     def clear(self) -> None:
         """Remove all network faults, and let the disk accept writes again."""
-        self._network.clear()
+        self._network.clear(self._account.name)
         self.allow_writes()
+
+    # State: consumers, and the streams as they were before.
+
+    def consumer(self, stream: str, consumer: str) -> dict[str, Any]:
+        """Counts of a consumer: messages that wait, that are delivered and unacknowledged, and acknowledgements."""
+        found = self._stream(stream).consumers.items.get(consumer)
+        if found is None:
+            raise UsageError(f"stream {stream!r} has no consumer {consumer!r}")
+        info = consumer_info(found)
+        acks = self._network.acks_of(self._account.name, stream, consumer)
+        return {
+            "pending": info["num_pending"],
+            "ack_pending": info["num_ack_pending"],
+            "redelivered": info["num_redelivered"],
+            "waiting": info["num_waiting"],
+            "delivered": info["delivered"]["consumer_seq"],
+            **acks,
+        }
+
+    async def snapshot(self) -> dict[str, Any]:
+        """Remember all streams of the server with their consumers; `restore` returns to it."""
+        await self._commit_all()
+        return {"snapshot": self._driver.engine.add_savepoint(self._driver.clock())}
+
+    def restore(self, snapshot: int) -> dict[str, Any]:
+        """Return to a snapshot: streams, consumers and a virtual clock are as they were, faults and holds end. Clients
+        stay connected."""
+        clock, engine = self._driver.clock, self._driver.engine
+        then = engine.savepoint_time(snapshot)
+        if isinstance(clock, VirtualClock):
+            clock.set_back(then)
+        self._network.start_over()
+        self._allow_writes()
+        engine.roll_back(snapshot, clock())
+        return {"now": clock()}
+
+    async def reset(self) -> None:
+        """Delete all streams of the account and remove all its faults; clients stay connected."""
+        self.clear()
+        self._network.start_over(self._account.name)
+        self._account.reset()
+        await self._commit_all()
+
+    async def _commit_all(self) -> None:
+        """Wait until nothing is uncommitted, the state of consumers included."""
+        journals = [committer.journal for committer in self._driver.committers]
+        try:
+            async with asyncio.timeout(SETTLE_TIMEOUT):
+                while not all(journal.settled for journal in journals):
+                    for journal in journals:
+                        journal.seal_requested = True
+                    self._driver.wake()
+                    await asyncio.sleep(0)
+        except TimeoutError:
+            raise UsageError(
+                f"the server must be idle for a snapshot, but clients wrote for {SETTLE_TIMEOUT:g} s"
+            ) from None
 
     # The disk.
 
@@ -157,6 +239,9 @@ class FaultCommands:
 
     def allow_writes(self) -> None:
         """The disk accepts writes again."""
+        self._allow_writes()
+
+    def _allow_writes(self) -> None:
         for committer in self._file_committers():
             committer.write_error = ""
 
@@ -184,6 +269,11 @@ class FaultCommands:
         return chosen
 
 
+def _check_no_replica(replica: str) -> None:
+    if replica:
+        raise UsageError(f"replica must be named together with its stream, got replica {replica!r} alone")
+
+
 COMMANDS = {name: method for name, method in vars(FaultCommands).items() if not name.startswith("_")}
 
 
@@ -193,6 +283,7 @@ class FaultRunner:
     def __init__(self, driver: Driver, network: NetworkFaults) -> None:
         self._driver, self._network = driver, network
         self._lock = asyncio.Lock()
+        self.traffic = Traffic(driver.engine, network)
 
     async def run(self, command: str, body: dict[str, Any], *, account: str = "") -> dict[str, Any]:
         """Run a command in an account (the default one, if none is named); raises UsageError if it is rejected."""

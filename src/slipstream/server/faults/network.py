@@ -1,8 +1,9 @@
-"""Network faults for tests: messages dropped, duplicated or delayed, connections cut at a byte.
+"""Network faults for tests: messages dropped, duplicated or delayed, replies lost, connections cut.
 
 Faults act on what a client sent (events) and on what it is sent (frames), never on the engine: to streams and consumers
 a fault looks like a network that misbehaves. They are deterministic: a fault hits the messages that match it, in order,
-after `skip` of them and `count` times. Delays are in the server's time, so that a virtual clock ends them.
+after `skip` of them, each `every`-th, and `count` times. Delays are in the server's time, so that a virtual clock ends
+them. A fault belongs to an account, and hits its clients only.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from slipstream.errors import UsageError
+from slipstream.server.engine.auth.users import DEFAULT_ACCOUNT
 from slipstream.server.engine.engine import Engine
+from slipstream.server.engine.timers import Timer
 from slipstream.server.loop.connection import Connection
 from slipstream.wire import Event, Pub, is_valid_filter, matcher
 
-DROP, DUPLICATE, DELAY = "drop", "duplicate", "delay"
+DROP, DUPLICATE, DELAY, CUT, LOSE_REPLY = "drop", "duplicate", "delay", "cut", "lose_reply"
+ACTIONS = (DROP, DUPLICATE, DELAY, CUT, LOSE_REPLY)
+MAX_LOST_REPLIES = 10_000  # reply subjects that are remembered
 TO_SERVER, TO_CLIENT = "to_server", "to_client"
 
 
@@ -28,16 +33,19 @@ class Fault:
     action: str
     direction: str
     matches: Callable[[str], bool]
-    count: int
+    count: int  # that are left
     skip: int
+    every: int
     delay: int  # nanoseconds
+    account: str
 
-    def hits(self, subject: str) -> bool:
-        if not self.count or not self.matches(subject):
+    def hits(self, account: str, subject: str) -> bool:
+        if not self.count or account != self.account or not self.matches(subject):
             return False
         if self.skip:
             self.skip -= 1
             return False
+        self.skip = self.every - 1
         self.count -= 1
         return True
 
@@ -50,6 +58,21 @@ class Cut:
     left: int
 
 
+# Subject, reply, header, payload and time of a message.
+Recorder = Callable[[str, str, bytes, bytes, int], None]
+
+# What a client says of a message: an empty ack counts as one.
+_KINDS = {
+    b"": "acked",
+    b"+ACK": "acked",
+    b"+NXT": "acked",
+    b"-NAK": "naked",
+    b"+TERM": "termed",
+    b"+WPI": "in_progress",
+}
+_ACKS = "$JS.ACK."
+
+
 class NetworkFaults:
     """The network faults of one server. The driver passes what clients send and are sent through here."""
 
@@ -58,22 +81,45 @@ class NetworkFaults:
         self._clock = clock
         self._faults: list[Fault] = []
         self._cuts: dict[Connection, Cut] = {}
+        self._recorders: dict[int, tuple[str, Callable[[str], bool], Recorder]] = {}
+        self._recorders_made = 0
+        self._acks: dict[tuple[str, str, str, str], set[str]] = {}  # sequences, by account, stream, consumer and kind
+        self._lost_replies: dict[tuple[str, str], None] = {}  # account and reply subject; the oldest first
+        self._delayed: dict[Timer, str] = {}  # with the account
+
+    def account_of(self, connection: Connection) -> str:
+        """The account of a client; that of clients that are not authenticated yet is the default one."""
+        session = self._engine.sessions.get(connection.cid)
+        return (session.account if session is not None else "") or DEFAULT_ACCOUNT
 
     # What a test asks for.
 
     def add(
-        self, action: str, *, subject: str, direction: str, count: int = 1, skip: int = 0, seconds: float = 0.0
+        self,
+        action: str,
+        *,
+        subject: str,
+        direction: str,
+        count: int = 1,
+        skip: int = 0,
+        seconds: float = 0.0,
+        every: int = 1,
+        account: str = DEFAULT_ACCOUNT,
     ) -> None:
         """`subject` may have wildcards. `seconds` is for delays."""
-        if action not in (DROP, DUPLICATE, DELAY):
-            raise UsageError(f"action must be {DROP}, {DUPLICATE} or {DELAY}, got {action!r}")
+        if action not in ACTIONS:
+            raise UsageError(f"action must be {', '.join(ACTIONS[:-1])} or {ACTIONS[-1]}, got {action!r}")
         _check_direction(direction)
+        if action == LOSE_REPLY and direction != TO_SERVER:
+            raise UsageError(f"direction of {LOSE_REPLY} must be {TO_SERVER}: the subject is that of the request")
         if not is_valid_filter(subject):
             raise UsageError(f"subject must be a subject or a filter, got {subject!r}")
-        for name, value, low in (("count", count, 1), ("skip", skip, 0), ("seconds", seconds, 0)):
+        for name, value, low in (("count", count, 1), ("skip", skip, 0), ("seconds", seconds, 0), ("every", every, 1)):
             if value < low:
                 raise UsageError(f"{name} must be at least {low}, got {value:g}")
-        self._faults.append(Fault(action, direction, matcher(subject), count, skip, round(seconds * 1e9)))
+        self._faults.append(
+            Fault(action, direction, matcher(subject), count, skip, every, round(seconds * 1e9), account)
+        )
 
     def cut(self, connections: Sequence[Connection], *, direction: str, after: int) -> None:
         """Each of the connections ends once `after` more bytes went that way: at once, if that is 0."""
@@ -88,11 +134,40 @@ class NetworkFaults:
             if direction == TO_SERVER:
                 connection.inbound_filter = partial(self._shorten, connection, TO_SERVER)
 
-    def clear(self) -> None:
-        """Remove all faults; messages that are delayed still arrive when they are due."""
-        self._faults.clear()
+    def clear(self, account: str) -> None:
+        """Remove all faults of an account; messages that are delayed still arrive when they are due."""
+        self._faults = [fault for fault in self._faults if fault.account != account]
+        self._lost_replies = {key: None for key in self._lost_replies if key[0] != account}
         for connection in list(self._cuts):
-            self.forget(connection)
+            if self.account_of(connection) == account:
+                self.forget(connection)
+
+    def start_over(self, account: str = "") -> None:
+        """Remove all faults of an account (without one: of all), with the messages that they delay, and forget the
+        acks that were counted."""
+        for one in {fault.account for fault in self._faults} | {self.account_of(c) for c in self._cuts}:
+            if not account or one == account:
+                self.clear(one)
+        for timer in [timer for timer, owner in self._delayed.items() if not account or owner == account]:
+            timer.cancel()
+            del self._delayed[timer]
+        self._acks = {key: seqs for key, seqs in self._acks.items() if account and key[0] != account}
+
+    def record(self, account: str, subject: str, take: Recorder) -> Callable[[], None]:
+        """Call `take` for each message that clients of an account publish; returns a function that ends it."""
+        self._recorders_made += 1
+        number = self._recorders_made
+        self._recorders[number] = (account, matcher(subject), take)
+
+        def end() -> None:
+            self._recorders.pop(number, None)
+
+        return end
+
+    def acks_of(self, account: str, stream: str, consumer: str) -> dict[str, int]:
+        """How many messages of a consumer were acknowledged, and in which way."""
+        kinds = dict.fromkeys(_KINDS.values())
+        return {kind: len(self._acks.get((account, stream, consumer, kind), ())) for kind in kinds}
 
     def forget(self, connection: Connection) -> None:
         """Remove the cut of a connection."""
@@ -103,41 +178,94 @@ class NetworkFaults:
 
     def sent(self, connection: Connection, data: bytes) -> bytes:
         """What arrives of the frames for a client."""
-        if any(fault.direction == TO_CLIENT and fault.count for fault in self._faults):
+        if self._lost_replies or any(fault.direction == TO_CLIENT and fault.count for fault in self._faults):
             data = b"".join(self._hit_frames(connection, data))
         return self._shorten(connection, TO_CLIENT, data)
 
     def events(self, connection: Connection, events: Sequence[Event]) -> Sequence[Event]:
         """What arrives of a client's messages."""
-        if not any(fault.direction == TO_SERVER and fault.count for fault in self._faults):
-            return events
+        if any(fault.direction == TO_SERVER and fault.count for fault in self._faults):
+            events = self._hit_events(connection, events)
+        self._observe(connection, events)
+        return events
+
+    def _hit_events(self, connection: Connection, events: Sequence[Event]) -> list[Event]:
         arriving: list[Event] = []
+        account = self.account_of(connection)
         for event in events:
-            times = self._hit(event.subject, TO_SERVER) if isinstance(event, Pub) else 1
-            if isinstance(times, int):
-                arriving += [event] * times
-            else:
-                self._engine.timers.at(self._clock() + times.delay, partial(self._late_event, connection, event))
+            fault = self._hit(account, event.subject, TO_SERVER) if isinstance(event, Pub) else None
+            if fault is None:
+                arriving.append(event)
+            elif fault.action == DUPLICATE:
+                arriving += [event, event]
+            elif fault.action == DELAY:
+                self._later(fault, partial(self._late_event, connection, event))
+            elif fault.action == CUT:  # the message and all behind it are lost with the connection
+                asyncio.get_running_loop().call_soon(connection.abort)
+                break
+            elif fault.action == LOSE_REPLY:
+                assert isinstance(event, Pub)
+                self._lose_reply(account, event.reply)
+                arriving.append(event)
         return arriving
 
-    def _hit(self, subject: str, direction: str) -> int | Fault:
-        """How many times a message arrives, or the fault that delays it."""
-        for fault in self._faults:
-            if fault.direction == direction and fault.hits(subject):
-                if fault.action == DELAY:
-                    return fault
-                return 0 if fault.action == DROP else 2
-        return 1
+    def _lose_reply(self, account: str, reply: str) -> None:
+        if reply:
+            self._lost_replies[account, reply] = None
+            if len(self._lost_replies) > MAX_LOST_REPLIES:
+                del self._lost_replies[next(iter(self._lost_replies))]
+
+    def _observe(self, connection: Connection, events: Sequence[Event]) -> None:
+        """Show recorders what arrives, and count acks."""
+        account, now = self.account_of(connection), self._clock()
+        for event in events:
+            if not isinstance(event, Pub):
+                continue
+            if event.subject.startswith(_ACKS):
+                self._count_ack(account, event.subject, event.payload)
+            for owner, matches, take in list(self._recorders.values()):
+                if owner == account and matches(event.subject):
+                    take(event.subject, event.reply, event.header, event.payload, now)
+
+    def _count_ack(self, account: str, subject: str, payload: bytes) -> None:
+        """`$JS.ACK.<stream>.<consumer>.<delivery>.<stream sequence>.…`, or with domain and account in front."""
+        tokens = subject.split(".")
+        at = 2 if len(tokens) <= 9 else 4
+        kind = _KINDS.get(payload.split(None, 1)[0] if payload.strip() else b"")
+        if len(tokens) >= at + 4 and kind is not None:
+            self._acks.setdefault((account, tokens[at], tokens[at + 1], kind), set()).add(tokens[at + 3])
+
+    def _hit(self, account: str, subject: str, direction: str) -> Fault | None:
+        """The fault that hits a message."""
+        return next((f for f in self._faults if f.direction == direction and f.hits(account, subject)), None)
 
     def _hit_frames(self, connection: Connection, data: bytes) -> Iterator[bytes]:
+        account = self.account_of(connection)
         for subject, frame in frames(data):
-            times = self._hit(subject, TO_CLIENT) if subject else 1
-            if isinstance(times, int):
-                yield frame * times
-            else:
-                self._engine.timers.at(self._clock() + times.delay, partial(self._late_frame, connection, frame))
+            if subject and (account, subject) in self._lost_replies:
+                del self._lost_replies[account, subject]
+                continue
+            fault = self._hit(account, subject, TO_CLIENT) if subject else None
+            if fault is None:
+                yield frame
+            elif fault.action == DUPLICATE:
+                yield frame * 2
+            elif fault.action == DELAY:
+                self._later(fault, partial(self._late_frame, connection, frame))
+            elif fault.action == CUT:
+                asyncio.get_running_loop().call_soon(connection.abort)
+                break
+
+    def _later(self, fault: Fault, action: Callable[[int], None]) -> None:
+        def run(now: int) -> None:
+            self._delayed.pop(timer, None)
+            action(now)
+
+        timer = self._engine.timers.at(self._clock() + fault.delay, run)
+        self._delayed[timer] = fault.account
 
     def _late_event(self, connection: Connection, event: Event, now: int) -> None:
+        self._observe(connection, [event])
         self._engine.receive(connection.cid, [event], now)  # as a timer of the engine: the turn goes on after it
 
     def _late_frame(self, connection: Connection, frame: bytes, _: int) -> None:

@@ -41,3 +41,7 @@ class VirtualClock(Clock):
 
     def move_to(self, now: int) -> None:
         self._now = max(self._now, now)
+
+    def set_back(self, now: int) -> None:
+        """Return to an earlier time, together with all that was stored since."""
+        self._now = min(self._now, now)

@@ -55,7 +55,7 @@ class DuplicateWindow:
         self._seen.clear()
         self._order.clear()
         self._oldest_time = self._oldest_seq = 0
-        if self.window and log.committed.messages:
+        if self.window and log.committed.messages and log.headers_from:
             self._rebuild(log, now)
         # A scan sees committed messages only.
         for seq in range(log.committed.last_seq + 1, log.state.last_seq + 1):
@@ -63,7 +63,7 @@ class DuplicateWindow:
 
     def _rebuild(self, log: StreamLog, now: int) -> None:
         last = log.committed.last_seq
-        seq = max(log.time_to_seq(now - self.window + 1), last - MAX_DISTANCE + 1)
+        seq = max(log.time_to_seq(now - self.window + 1), last - MAX_DISTANCE + 1, log.headers_from)
         limit = _CHUNK
         while seq <= last:
             try:

@@ -244,6 +244,8 @@ class LmdbLog(LogReader):
         row = view.row(subject)
         return view.count_of(subject, row) if row is not None and row[0] else 0
 
+    headers_from = 1  # not known without a look at all of them
+
     def peek(self, seq: int) -> Record | None:
         if not self._first_seq <= seq <= self._last_seq:
             return None

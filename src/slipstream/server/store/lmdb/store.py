@@ -195,6 +195,8 @@ class LmdbStore:
     def faults(self) -> list[str]:
         return list(self._env.faults)
 
+    savepoints = None
+
     @property
     def scrubber(self) -> Scrubber:
         return self._scrubber

@@ -51,6 +51,18 @@ class MemoryGroup:
         return self.tombstones.setdefault(log, MessageIndex())
 
 
+class LogUndo:
+    """How one log gets back to a savepoint: its state there, and what was removed or overwritten since."""
+
+    __slots__ = ("index", "kept", "removed", "state")
+
+    def __init__(self, state: LogState) -> None:
+        self.state = state
+        self.removed = MessageIndex()
+        self.kept: dict[str, bytes | None] = {}
+        self.index: MessageIndex | None = None  # what a deleted stream had at its end
+
+
 class Groups:
     """The open group of a store, and the sealed one that is being committed. All logs of the store share it."""
 
@@ -92,6 +104,8 @@ class MemoryLog:
         self._changes: ChangeLog | None = None
         self.snapshots: dict[MemorySnapshot, None] = {}  # that are open
         self._moments: list[tuple[int, int]] = []  # heap of moments and sequences; some messages are gone already
+        self._has_moments = False  # ever
+        self.headers_from = 0
 
     # The writer's view.
 
@@ -121,8 +135,10 @@ class MemoryLog:
         if not messages:
             self._first_seq, self._first_time = seq, time
         messages[seq] = _new(Record, (seq, time, subject, header, payload))
-        if header and (moment := expires_at(time, header)):
-            self._add_moment(moment, seq)
+        if header:
+            self.headers_from = self.headers_from or seq
+            if moment := expires_at(time, header):
+                self._add_moment(moment, seq)
         self._bytes += self._size_of(subject, header, payload)
         self._last_seq, self._last_time = seq, time
         if self._changes is not None:
@@ -207,6 +223,7 @@ class MemoryLog:
 
     def _add_moment(self, moment: int, seq: int) -> None:
         moments, messages = self._moments, self._index.messages
+        self._has_moments = True
         if len(moments) > 1024 + 2 * len(messages):  # most are of messages that are gone
             moments[:] = [entry for entry in moments if entry[1] in messages]
             heapify(moments)
@@ -457,10 +474,24 @@ class MemoryLog:
         if self._changes is not None:
             self._changes.finish()
 
-    def finish_deleted(self) -> None:
-        """The group that deleted the stream was committed."""
+    def finish_deleted(self) -> MessageIndex:
+        """The group that deleted the stream was committed; returns the messages that it had."""
         left, self._index = self._index, MessageIndex()
         self.finish(LogState(), left)
+        return left
+
+    def roll_back(self, undo: LogUndo) -> None:
+        """Back to what the log was at a savepoint, at the cost of what has changed since."""
+        if undo.index is not None:
+            self._index = undo.index
+        self.committed = undo.state
+        added = MessageIndex()
+        self._index.sort()
+        for seq in takewhile(undo.state.last_seq.__lt__, reversed(self._index.messages)):
+            added.insert(self._index.messages[seq])
+        for snapshot in self.snapshots:  # a read that is under way ends with what it began with
+            snapshot.retain(added)
+        self.abandon([undo.removed], [undo.kept])
 
     def abandon(self, tombstones: Iterable[MessageIndex], kept: Iterable[Mapping[str, bytes | None]]) -> None:
         """Back to the committed state: what was added goes, what was removed returns."""
@@ -474,16 +505,20 @@ class MemoryLog:
                 else:
                     self._kept[key] = value
         state = self.committed
-        for seq in [seq for seq in reversed(self._index.messages) if seq > state.last_seq]:
+        self._index.sort()
+        for seq in list(takewhile(state.last_seq.__lt__, reversed(self._index.messages))):
             self._index.take(seq)
         for removed in tombstones:
             for seq, record in removed.messages.items():
                 if seq <= state.last_seq:
                     self._index.insert(record)
         self._index.sort()
-        records = self._index.messages.values()
-        self._moments = [(moment, r.seq) for r in records if (moment := expires_at(r.time, r.header))]
-        heapify(self._moments)
+        if self._has_moments:
+            records = self._index.messages.values()
+            self._moments = [(moment, r.seq) for r in records if (moment := expires_at(r.time, r.header))]
+            heapify(self._moments)
+        if self.headers_from > state.last_seq:
+            self.headers_from = 0
         self._bytes = state.bytes
         self._first_seq, self._last_seq = state.first_seq, state.last_seq
         self._first_time, self._last_time = state.first_time, state.last_time

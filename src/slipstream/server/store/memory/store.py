@@ -2,13 +2,44 @@
 
 A group is committed as soon as it is carried through: nothing here can fail. The durable store is tested against this
 one.
+
+Savepoints are for tests that begin from the same streams. A savepoint copies the list of streams and nothing else;
+from then on each group that is finished adds to the newest savepoint how to undo it. So a savepoint costs the same
+however much the streams hold, and rolling back costs what has changed since. Savepoints nest, as those of SQL do.
 """
 
 from __future__ import annotations
 
 from slipstream.errors import StoreError, UsageError
-from slipstream.server.engine.ports import Group, StreamLog, record_size
-from slipstream.server.store.memory.log import Groups, MemoryGroup, MemoryLog, SizeOf
+from slipstream.server.engine.ports import Group, Savepoints, StreamLog, record_size
+from slipstream.server.store.memory.log import Groups, LogUndo, MemoryGroup, MemoryLog, SizeOf
+
+
+class Savepoint:
+    """A moment of the store, and how to undo what was committed since (until the next savepoint)."""
+
+    def __init__(self, streams: dict[str, tuple[MemoryLog, bytes]]) -> None:
+        self.streams = streams
+        self.undo: dict[MemoryLog, LogUndo] = {}
+
+    def add(self, group: MemoryGroup) -> None:
+        """A group is about to be finished."""
+        for log in group.touched:
+            undo = self.undo.get(log)
+            if undo is None:
+                undo = self.undo[log] = LogUndo(log.committed)
+            if removed := group.tombstones.get(log):
+                for seq, record in removed.messages.items():
+                    if seq <= undo.state.last_seq:
+                        undo.removed.insert(record)
+            for key, value in group.kept.get(log, {}).items():
+                undo.kept.setdefault(key, value)
+
+    def roll_back(self) -> None:
+        """Undo all of it."""
+        for log, undo in self.undo.items():
+            log.roll_back(undo)
+        self.undo.clear()
 
 
 class MemoryStore:
@@ -20,6 +51,7 @@ class MemoryStore:
         self._streams: dict[str, tuple[MemoryLog, bytes]] = {}
         self._committed: dict[str, tuple[MemoryLog, bytes]] = {}
         self._groups = Groups()
+        self._savepoints: list[Savepoint] = []
 
     def streams(self) -> list[tuple[str, bytes]]:
         return [(name, config) for name, (_, config) in self._streams.items()]
@@ -66,6 +98,28 @@ class MemoryStore:
 
     scrubber = None
 
+    # Savepoints.
+
+    @property
+    def savepoints(self) -> Savepoints:
+        return self
+
+    def add_savepoint(self) -> int:
+        if self._groups.sealed is not None or self._groups.open.size:
+            raise UsageError("a savepoint must not be set while changes are uncommitted")
+        self._savepoints.append(Savepoint(dict(self._committed)))
+        return len(self._savepoints)
+
+    def roll_back(self, number: int) -> None:
+        if not 1 <= number <= len(self._savepoints):
+            raise UsageError(f"savepoint must be one of {len(self._savepoints)} that are set, got {number}")
+        self.abandon()
+        for savepoint in reversed(self._savepoints[number - 1 :]):
+            savepoint.roll_back()
+        del self._savepoints[number:]
+        self._streams = dict(self._savepoints[-1].streams)
+        self._committed = dict(self._streams)
+
     # Groups.
 
     @property
@@ -101,10 +155,15 @@ class MemoryStore:
         sealed = self._check(group)
         self._groups.sealed = None
         self._committed = sealed.streams
+        savepoint = self._savepoints[-1] if self._savepoints else None
+        if savepoint is not None:
+            savepoint.add(sealed)
         for log, state in sealed.touched.items():
             log.finish(state, sealed.tombstones.get(log))
         for log in sealed.deleted:
-            log.finish_deleted()
+            left = log.finish_deleted()
+            if savepoint is not None:
+                savepoint.undo[log].index = left
             self._groups.open.tombstones.pop(log, None)
 
     def abandon(self) -> None:
