@@ -166,7 +166,6 @@ def test_a_marked_test_is_run_under_each_fault(pytester: pytest.Pytester) -> Non
     pytester.makepyfile(FAULT_SUITE)
     result = pytester.runpytest_subprocess(*QUIET, "-p", "no:asyncio", "-rf")
     result.assert_outcomes(passed=9 + 1 + 8 + 1, failed=1)
-    # The summary leaves the reason out where the terminal is narrow.
     result.stdout.fnmatch_lines(["E *assert 6 == 4*", "FAILED *::test_careless?duplicate-publishes?*"])
 
 

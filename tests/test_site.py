@@ -1,0 +1,50 @@
+"""Parts of the site that are made when it is built, and how it is laid out."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from slipstream.cli.commands import build_parser
+from tools import site_hooks
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+
+
+def test_the_command_line_reference_has_every_command() -> None:
+    columns = os.environ.get("COLUMNS")
+    text = site_hooks.on_page_markdown((DOCS / "reference/command-line.md").read_text("utf-8"))
+    headings = set(re.findall(r"^##+ (slipstream.*)$", text, re.MULTILINE))
+    assert {"slipstream"} | {f"slipstream {name}" for name in ("pub", "stream", "kv", "server")} <= headings
+    for name, parser in build_parser().commands.items():
+        assert parser.prog in headings, name
+        assert all(command.prog in headings for command in parser.commands.values())
+    assert max(map(len, text.splitlines())) <= 160
+    assert os.environ.get("COLUMNS") == columns
+
+
+def test_the_chart_has_every_ratio_of_the_benchmarks_those_below_1_too() -> None:
+    rows = site_hooks.ratios(site_hooks.BENCHMARKS.read_text("utf-8"))
+    assert len(rows) >= 15
+    assert any(row.value < 1 for row in rows)
+    svg = site_hooks.chart()
+    assert svg.count("<rect ") == len(rows)
+    assert svg.count('class="less"') == sum(row.value < 1 for row in rows)
+    assert all(f">{row.value:g}x</text>" in svg for row in rows)
+
+
+def test_every_made_part_of_a_page_is_known() -> None:
+    pages = {page: site_hooks.MARK.findall(page.read_text("utf-8")) for page in DOCS.rglob("*.md")}
+    names = [name for found in pages.values() for name in found]
+    assert set(names) == set(site_hooks.PARTS)
+
+
+def test_every_page_of_the_design_has_a_diagram() -> None:
+    pages = sorted((DOCS / "design").glob("*.md"))
+    assert [page.name for page in pages if "```mermaid" not in page.read_text("utf-8")] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) < 150
