@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
+from dataclasses import fields
 from pathlib import Path
 
+import slipstream
 from slipstream.cli.commands import build_parser
 from tools import site_hooks
 
@@ -37,8 +40,19 @@ def test_the_chart_has_every_ratio_of_the_benchmarks_those_below_1_too() -> None
 
 def test_every_made_part_of_a_page_is_known() -> None:
     pages = {page: site_hooks.MARK.findall(page.read_text("utf-8")) for page in DOCS.rglob("*.md")}
-    names = [name for found in pages.values() for name in found]
-    assert set(names) == set(site_hooks.PARTS)
+    names = {name for found in pages.values() for name in found}
+    tables = {f"fields-{name}" for name in tomllib.loads(site_hooks.FIELDS.read_text("utf-8"))}
+    assert names == {*site_hooks.PARTS, *tables}
+
+
+def test_the_tables_of_configurations_have_every_field_and_no_other() -> None:
+    for name, meanings in tomllib.loads(site_hooks.FIELDS.read_text("utf-8")).items():
+        known = [field.name for field in fields(getattr(slipstream, name)) if field.name != "unknown"]
+        assert list(meanings) == known
+        table = site_hooks.part(f"fields-{name}")
+        assert table.count("\n") == len(known) + 1
+    assert "| `max_ack_pending` | `int` |" in site_hooks.part("fields-ConsumerConfig")
+    assert "| `num_replicas` | `int` | `1` | number of replicas, 1 to 5 |" in site_hooks.part("fields-StreamConfig")
 
 
 def test_every_page_of_the_design_has_a_diagram() -> None:

@@ -1,4 +1,5 @@
-"""Parts of the documentation that are made when the site is built: the command-line reference and the chart of ratios.
+"""Parts of the documentation that are made when the site is built: the command-line reference, the fields of
+configurations, and the chart of ratios.
 
 mkdocs calls `on_page_markdown` for each page (see `hooks` in mkdocs.yml). A line `<!-- made: NAME -->` of a page is
 replaced by what the function of that name returns, so that nothing generated is stored and nothing can be out of date.
@@ -11,18 +12,56 @@ import html
 import math
 import os
 import re
+import tomllib
 from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import slipstream
+
 ROOT = Path(__file__).resolve().parent.parent
-MARK = re.compile(r"^<!-- made: ([a-z-]+) -->$", re.MULTILINE)
+MARK = re.compile(r"^<!-- made: ([A-Za-z-]+) -->$", re.MULTILINE)
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
+FIELDS = ROOT / "docs" / "reference" / "fields.toml"
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Fill in the parts that are made."""
-    return MARK.sub(lambda found: PARTS[found[1]](), markdown)
+    return MARK.sub(lambda found: part(found[1]), markdown)
+
+
+def part(name: str) -> str:
+    """One part, by its name."""
+    return fields_of(name.removeprefix("fields-")) if name.startswith("fields-") else PARTS[name]()
+
+
+# Fields of configurations.
+
+
+def fields_of(name: str) -> str:
+    """The fields of a configuration as a table: type, default, meaning."""
+    lines = ["| field | type | default | meaning |", "|---|---|---|---|"]
+    meanings = tomllib.loads(FIELDS.read_text("utf-8"))[name]
+    for field in fields(getattr(slipstream, name)):
+        if field.name == "unknown":  # what a newer server sends
+            continue
+        kind = str(field.type).replace("|", "\\|")
+        lines.append(f"| `{field.name}` | `{kind}` | {_default(field)} | {meanings[field.name]} |")
+    return "\n".join(lines)
+
+
+def _default(field: Field[Any]) -> str:
+    if field.default_factory is not MISSING:
+        value = field.default_factory()
+    elif field.default is MISSING:
+        return "required"
+    else:
+        value = field.default
+    if isinstance(value, timedelta):
+        return f"{value.total_seconds():g} s" if value else "0"
+    return f"`{value!r}`" if value not in ("", (), {}, None) else "none"
 
 
 # The command line.
@@ -66,8 +105,14 @@ class Ratio(NamedTuple):
 
 def ratios(text: str) -> list[Ratio]:
     """The ratios in the tables of the page of benchmarks."""
-    rows = re.findall(r"^\| (.+?) \|.*\| ([\d.]+)x \|$", text, re.MULTILINE)
-    return [Ratio(work, float(value)) for work, value in rows]
+    found: list[Ratio] = []
+    prefix = ""
+    for line in text.splitlines():
+        if line.startswith("| ") and line.endswith(" ratio |"):
+            prefix = "" if line.startswith("| work ") else "server: "
+        elif row := re.fullmatch(r"\| (.+?) \|.*\| ([\d.]+)x \|", line):
+            found.append(Ratio(prefix + row[1], float(row[2])))
+    return found
 
 
 def chart() -> str:
