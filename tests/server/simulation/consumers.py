@@ -150,6 +150,7 @@ class ConsumerLoad:
     def create(self, name: str, client: Client) -> Op:
         pick, stream = self.choices, self.workload.stream(name)
         assert stream is not None
+        prefix = self.workload.prefix(name)
         self._names += 1
         consumer = f"c{self._names}"
         config: dict[str, Any] = {
@@ -174,12 +175,12 @@ class ConsumerLoad:
                 del config["ack_wait"]
         if pick.chance(50):
             tokens = ("x", "y", "z", "x.*", "*", "*.1")
-            config["filter_subjects"] = [f"{name}.{pick.one_of(tokens)}"]
-            other = f"{name}.{pick.one_of(tokens)}"
+            config["filter_subjects"] = [f"{prefix}.{pick.one_of(tokens)}"]
+            other = f"{prefix}.{pick.one_of(tokens)}"
             if pick.chance(50) and not _within(other, config["filter_subjects"][0]):
                 config["filter_subjects"].append(other)
         elif config["deliver_policy"] == "last_per_subject":
-            config["filter_subjects"] = [f"{name}.>"]
+            config["filter_subjects"] = [f"{prefix}.>"]
         if pick.chance(40):
             config["deliver_subject"] = f"_PUSH.{client.number}"
 
@@ -377,6 +378,8 @@ class ConsumerLoad:
 
     def _is_settled(self, stream: ModelStream, entry: Entry, now: int) -> bool:  # noqa: ARG002
         """Whether a message may leave a work queue, or a stream that is kept by interest."""
+        if self.workload.copies.lacks(stream, entry):
+            return False
         if stream.retention == "workqueue":
             return any(entry.seq in watch.acked for watch in self.of(stream))
         if stream.retention == "interest":
@@ -446,6 +449,7 @@ class ConsumerLoad:
             entry.seq
             for entry in stream.messages.values()
             if watch.covers(entry.subject)
+            and not self.workload.copies.lacks(stream, entry)
             and all(entry.seq in other.confirmed for other in own if other.covers(entry.subject))
         ]
 

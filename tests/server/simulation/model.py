@@ -7,7 +7,7 @@ server must answer. Copies of it, taken when a group is sealed, are the states t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from slipstream.api.ttl import NEVER, time_to_live
@@ -68,13 +68,15 @@ class ModelStream:
         self.last_id = ""
         self.consumers: dict[str, tuple[str, ...]] = {}  # name -> filters
         self.is_rough = False  # messages of a large purge are still counted among the subjects: see LogState
+        self.sourced: dict[str, int] = {}  # of a stream with sources: the last sequence taken, by source
+        self.is_copied: Callable[[], bool] = lambda: False  # whether another stream has it as mirror or source
         self.extra = 0  # how often messages came in that nobody published
 
     def copy(self) -> ModelStream:
         other = ModelStream.__new__(ModelStream)
         other.__dict__.update(self.__dict__)
         other.messages, other.counts, other.ids = dict(self.messages), dict(self.counts), dict(self.ids)
-        other.consumers = dict(self.consumers)
+        other.consumers, other.sourced = dict(self.consumers), dict(self.sourced)
         return other
 
     def __getattr__(self, name: str) -> Any:
@@ -208,8 +210,10 @@ class ModelStream:
             self.drop(entry.seq)
 
     def is_wanted(self, subject: str) -> bool:
-        """Whether a consumer covers a subject."""
-        return any(matches(pattern, subject) for filters in self.consumers.values() for pattern in filters)
+        """Whether a consumer covers a subject, or a copy takes all of them."""
+        return self.is_copied() or any(
+            matches(pattern, subject) for filters in self.consumers.values() for pattern in filters
+        )
 
     def check_batch(self, staged: list[tuple[str, bytes, bytes]], now: int) -> None:
         """Raise if one message of an atomic batch is rejected. Called on a copy: it is changed."""

@@ -16,6 +16,9 @@ from slipstream.server.engine.consumers.persistence import StateWriter
 from slipstream.server.engine.engine import Engine
 from slipstream.server.engine.ports import LogState
 from slipstream.server.engine.reads.direct_get import ReplicaPeer
+from slipstream.server.engine.replication.ingest import Ingest
+from slipstream.server.engine.replication.mirror import Mirror
+from slipstream.server.engine.replication.source import SourceIngest
 from slipstream.server.engine.streams.dedupe import DuplicateWindow
 from slipstream.server.engine.streams.expiry import Expiry
 from slipstream.server.engine.streams.stream import Stream
@@ -180,6 +183,26 @@ def delivery_state_not_stored(patch: Patch) -> None:
     patch.setattr(StateWriter, "save", lambda self: None)  # noqa: ARG005
 
 
+def position_of_a_source_forgotten(patch: Patch) -> None:
+    original = SourceIngest.first_wanted
+    patch.setattr(SourceIngest, "first_wanted", lambda self: min(original(self), 1))
+
+
+def message_skipped_by_copies(patch: Patch) -> None:
+    original = Ingest._store_all
+    patch.setattr(Ingest, "_store_all", lambda self, records: original(self, [r for r in records if r.seq % 3]))
+
+
+def mirror_resumes_late(patch: Patch) -> None:
+    original = Mirror.first_wanted
+
+    def first_wanted(self: Mirror) -> int:
+        wanted = original(self)
+        return wanted + 1 if wanted > 1 else wanted
+
+    patch.setattr(Mirror, "first_wanted", first_wanted)
+
+
 RESTART = "state after restart"
 MUTATIONS = (
     Mutation("an ack is sent before its sync", "no ack before its sync", ack_before_sync),
@@ -195,7 +218,7 @@ MUTATIONS = (
     Mutation("a read that waits is not released", "min_last_seq is exact", min_last_seq_refused),
     Mutation("reads see uncommitted messages", "reads are exact", reads_of_uncommitted_messages),
     Mutation("a rollup is not atomic", ("acknowledged is kept", "exact state"), rollup_in_the_next_group),
-    Mutation("a batch is stored in part", "acknowledged is kept", half_a_batch),
+    Mutation("a batch is stored in part", ("acknowledged is kept", "exact state"), half_a_batch),
     Mutation("a lost group is acknowledged", "acknowledged is kept", lost_group_acknowledged),
     Mutation(
         "a smaller limit deletes although new messages are discarded",
@@ -204,5 +227,8 @@ MUTATIONS = (
     ),
     Mutation("expiry is forgotten after a restart", "messages expire", expiry_forgotten_after_a_restart),
     Mutation("delivery state is not stored", "no ack before its sync", delivery_state_not_stored),
+    Mutation("a source forgets its position", "copies are exact", position_of_a_source_forgotten),
+    Mutation("copies skip messages", ("copies are exact", "copies are complete"), message_skipped_by_copies),
+    Mutation("a mirror resumes one too late", ("copies are exact", "copies are complete"), mirror_resumes_late),
     Mutation("an answer is forgotten", "every request is answered", an_answer_forgotten),
 )

@@ -42,6 +42,7 @@ def run(
     with workspace() as directory, quiet() as errors:
         world = World(choices, directory, history=history)
         world.has_consumers = consumers
+        world.has_copies = True
         try:
             _run(world, steps)
             if errors.found:
@@ -74,6 +75,7 @@ def _run(world: World, steps: int) -> None:
     world.settle()
     world.rest(10)
     workload.consumers.drain()
+    workload.copies.check()
     world.rest(25)
     world.check_expiry()
     world.crash()

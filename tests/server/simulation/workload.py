@@ -14,6 +14,7 @@ import msgspec
 from slipstream.api import format_time
 from slipstream.wire import Headers, Msg, parse_status
 from tests.server.simulation.consumers import ConsumerLoad
+from tests.server.simulation.copies import CopyLoad
 from tests.server.simulation.loop import SECOND
 from tests.server.simulation.model import Entry, ModelStream, RejectedError, State, headers_of
 from tests.server.simulation.world import STORE_FAILED, Check, Client, Op, World, error_code
@@ -34,6 +35,7 @@ class Workload:
         self.sent_ids: dict[str, list[tuple[str, str, bytes, bytes]]] = {}  # publishes to repeat
         self.batches: dict[tuple[str, str], tuple[list[tuple[str, bytes, bytes]], int]] = {}
         self.consumers = ConsumerLoad(self)
+        self.copies = CopyLoad(self)
         self.deleted: set[tuple[str, int]] = set()  # even if the deletion was lost later
         world.after_restart.append(self.batches.clear)
         world.after_loss.append(self._drop_batches)
@@ -86,11 +88,20 @@ class Workload:
         op.is_absent = stream is None
         return stream
 
+    def prefix(self, name: str) -> str:
+        """How the subjects of a stream begin."""
+        stream = self.stream(name)
+        origins = self.copies.origins(stream) if stream is not None else []
+        return origins[0] if origins else name
+
     # Requests.
 
     def draw(self, client: Client) -> None:
         """Queue one or more requests."""
         choices = self.choices
+        if self.world.has_copies and choices.chance(12):
+            self.copies.draw(client)
+            return
         name = choices.one_of(NAMES)
         if self.stream(name) is None:
             kind = choices.below(10)
@@ -177,7 +188,9 @@ class Workload:
                 return _errs(lambda: RejectedError())
             op.is_catalog = True
             self.world.born += 1
-            self.world.states(config["storage"]).writer[name] = ModelStream(config, self.world.born, now)
+            stream = ModelStream(config, self.world.born, now)
+            stream.is_copied = lambda: bool(self.copies.streams(name))
+            self.world.states(config["storage"]).writer[name] = stream
             return lambda message: _unless_error(message) or ""
 
         body = msgspec.json.encode(config)
@@ -387,7 +400,7 @@ class Workload:
         pick, stream = self.choices, self.stream(name)
         assert stream is not None
         last = stream.last
-        subject = f"{name}.{pick.one_of((*TOKENS, 'x.*', '>'))}"
+        subject = f"{self.prefix(name)}.{pick.one_of((*TOKENS, 'x.*', '>'))}"
         kind = pick.below(4)
         request: dict[str, Any]
         if kind == 0:
@@ -397,7 +410,7 @@ class Workload:
         else:
             request = {"seq": max(1, last - pick.below(10)), "next_by_subj": subject}
         wanted = 0
-        if pick.chance(50):
+        if pick.chance(50) and name in NAMES:  # a mirror is as of the sequence it looked at, not of its last one
             wanted = request["min_last_seq"] = max(0, last + 2 - pick.below(5))
         is_leader = pick.chance(25)
 
@@ -407,16 +420,37 @@ class Workload:
             if writer is None:  # nobody answers
                 if is_leader:
                     return _errs(lambda: RejectedError(10059))
+                if self.copies.mirror_of(name):
+                    return lambda message: self._check_mirror(message, name, request)
                 return _no_responders
             is_there = found is not None and found.born == writer.born
             if not wanted or (is_there and found is not None and found.last >= wanted):
                 right = _find(found, request) if is_there and found is not None else None
-                return lambda message: self._check_read(message, right, is_leader=is_leader)
-            return lambda message: self._check_waiting(name, writer.born, request, (now, event), message, is_leader)
+                return lambda message: (
+                    self._check_mirror(message, name, request)
+                    if self._is_of_mirror(message, name, is_leader=is_leader)
+                    else self._check_read(message, right, is_leader=is_leader)
+                )
+            return lambda message: (
+                self._check_mirror(message, name, request)
+                if self._is_of_mirror(message, name, is_leader=is_leader)
+                else self._check_waiting(name, writer.born, request, (now, event), message, is_leader)
+            )
 
         verb = "MSG.GET" if is_leader else "GET"
         prefix = f"$JS.API.STREAM.{verb}" if is_leader else "$JS.API.DIRECT.GET"
         return Op(f"{verb} {name} {request}", f"{prefix}.{name}", msgspec.json.encode(request), run)
+
+    def _is_of_mirror(self, message: Msg, name: str, *, is_leader: bool) -> bool:
+        """Whether a mirror may have answered: messages say of which stream they are, rejections do not."""
+        stream = headers_of(message.header).get("Nats-Stream") if message.header else None
+        return not is_leader and (stream not in (None, name) or (stream is None and self.copies.mirror_of(name)))
+
+    def _check_mirror(self, message: Msg, name: str, request: dict[str, Any]) -> str:
+        status = parse_status(message.header)
+        if status is not None and status.code in (412, 503):  # it is behind, or does not know yet that it is not
+            return ""
+        return self.copies.check_answer(name, request, _read_direct(message))
 
     def _check_read(self, message: Msg, right: Entry | None, *, is_leader: bool) -> str:
         world = self.world

@@ -161,6 +161,7 @@ class World:
         self.is_up = False
         self.is_checked = True
         self.has_consumers = False
+        self.has_copies = False
 
     # The server.
 
@@ -485,6 +486,7 @@ class World:
             if record is None:
                 continue
             entry = Entry(*record)
+            self._expire_before(stream, log, entry.subject, stream.time_at(now))
             if not any(reason(stream, entry) for reason in self.arrivals):
                 raise ViolationError("exact state", f"stream {stream.name} has {entry}, which nobody published")
             stream.extra += 1
@@ -497,9 +499,20 @@ class World:
                 raise ViolationError("acknowledged is kept", f"stream {stream.name} lost {entry} (now {now})")
             stream.drop(seq)
             self.say(f"stream {stream.name} dropped {seq} {entry.subject}")
-        found = (state.messages, state.bytes, state.first_seq, state.last_seq, state.subjects)
-        if found != stream.state() and not (is_sweeping and found[:4] == stream.state()[:4]):  # see LogState
-            raise ViolationError("exact state", f"stream {stream.name} is {found}, expected {stream.state()}")
+        given = (state.messages, state.bytes, state.first_seq, state.last_seq, state.subjects)
+        if given != stream.state() and not (is_sweeping and given[:4] == stream.state()[:4]):  # see LogState
+            raise ViolationError("exact state", f"stream {stream.name} is {given}, expected {stream.state()}")
+
+    def _expire_before(self, stream: ModelStream, log: StreamLog, subject: str, now: int) -> None:
+        """A marker takes the place of the last message of its subject. What had expired before that one was removed
+        first, which may have made room for the marker."""
+        if not (last := stream.last_of(subject)) or not (end := stream.expires(stream.messages[last])):
+            return
+        for seq, entry in list(stream.messages.items()):
+            is_first = 0 < stream.expires(entry) <= now and (stream.expires(entry), seq) < (end, last)
+            if is_first and entry.subject != subject and (seq < log.state.first_seq or log.peek(seq) is None):
+                stream.drop(seq)
+                self.say(f"stream {stream.name} dropped {seq} {entry.subject}")
 
     def _may_go(self, stream: ModelStream, entry: Entry, now: int) -> bool:
         expires = stream.expires(entry)
@@ -524,7 +537,8 @@ def error_code(message: Msg) -> int:
     if b'"error"' not in message.payload:
         return 0
     body: dict[str, Any] = msgspec.json.decode(message.payload)
-    return int(body["error"].get("err_code", 0)) or 1
+    error = body.get("error")  # a mirror may report one of its own
+    return int(error.get("err_code", 0)) or 1 if error is not None else 0
 
 
 def compare(store: SimulatedStore | SimulatedMemory, expected: State, promise: str) -> None:

@@ -155,6 +155,7 @@ class Account:
         stream.stop()
         stream.journal.store.delete(stream.key)
         stream.journal.catalog = True
+        stream.journal.after.append(stream.gone)
 
     # Restores: the stream is in the store and nowhere else until it is complete.
 
@@ -201,6 +202,8 @@ class Account:
             if any(name == key for name, _ in journal.store.streams()):
                 journal.store.delete(key)
         # 2. After a lost group: streams that the store still has go back to their committed state, others are stopped.
+        # All are detached before the first one is attached again: a mirror whose creation was lost must not follow it.
+        kept: list[tuple[Stream, StoredStream]] = []
         for stream in [stream for stream in self.streams.values() if stream.journal is journal]:
             self._detach(stream)
             entry = stored.get(stream.key)
@@ -208,14 +211,16 @@ class Account:
                 stream.stop()
             else:
                 del stored[stream.key]
-                stream.configure(with_level(StreamConfig.from_dict(entry.config)))
-                stream.restore(now, lost=True)
-                stream.positions, stream.fidelity = dict(entry.positions), entry.fidelity
-                for ingest in self.ingests(stream):
-                    ingest.reset()
-                self._attach(stream)
-                if entry.trimming:
-                    stream.trim_subjects()
+                kept.append((stream, entry))
+        for stream, entry in kept:
+            stream.configure(with_level(StreamConfig.from_dict(entry.config)))
+            stream.restore(now, lost=True)
+            stream.positions, stream.fidelity = dict(entry.positions), entry.fidelity
+            for ingest in self.ingests(stream):
+                ingest.reset()
+            self._attach(stream)
+            if entry.trimming:
+                stream.trim_subjects()
         # 3. All others are opened: every stream at the start, deleted ones whose deletion was lost.
         for key, entry in stored.items():
             config = with_level(StreamConfig.from_dict(entry.config))
@@ -283,6 +288,7 @@ class Account:
         for subject, peer in self._responders(stream):
             self.router.discard(subject, peer, QUEUE)
         self._mirror_responders.pop(stream.name, None)
+        stream.downstream.clear()  # `_connect` finds those that are still there
         for ingest in self.ingests(stream):
             self._ingests.pop(ingest, None)
             if (upstream := self.streams.get(ingest.source.name)) is not None:

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from slipstream.server.engine.ports import Record
@@ -13,6 +14,7 @@ from slipstream.server.engine.reads.direct_get import REJECT_DELAY
 from slipstream.server.engine.replication import ingest as ingest_module
 from slipstream.server.engine.replication.ingest import CUT, HELD, Ingest
 from slipstream.server.store.lmdb.store import LmdbStore
+from slipstream.wire import pub
 from tests.server.support import SECOND, START, Client, Rig, headers, sequences, status
 
 DELAY = REJECT_DELAY / SECOND
@@ -481,6 +483,70 @@ def test_a_lost_group_is_fetched_again(client: Client) -> None:
     client.publish("s.1", b"3")
     assert contents(client, "M") == contents(client, "S")
     assert [record.seq for record in contents(client, "M")] == [1, 2, 3]
+
+
+def unsettled(client: Client, verb: str, body: dict[str, Any], reply: str = "") -> None:
+    """Send an API request, whose group stays open."""
+    client.send(pub(f"$JS.API.STREAM.{verb}", msgspec.json.encode(body), reply), settle=False)
+
+
+def lose_group(client: Client) -> None:
+    rig = client.rig
+    (journal,) = rig.engine.journals
+    assert journal.store.pending
+    rig.engine.failed(journal, OSError("no room"), rig.now)
+    rig.settle()
+
+
+@pytest.mark.parametrize("name", ["A", "Z"])  # before and behind its upstream, by name
+@pytest.mark.parametrize("retention", ["limits", "interest"])
+def test_a_mirror_whose_creation_is_lost_leaves_its_upstream_alone(name: str, retention: str, tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path)
+    client = Rig(store=store).client()
+    client.create("S", retention=retention, max_msgs=5)
+    # What the mirror learns of its upstream changes with the loss.
+    unsettled(client, "UPDATE.S", {"name": "S", "storage": "memory", "subjects": ["s.>"], "retention": retention})
+    unsettled(client, f"CREATE.{name}", {"name": name, "storage": "memory", "mirror": {"name": "S"}})
+    lose_group(client)
+    assert list(client.rig.engine.streams) == ["S"]
+    client.publish("s.1", b"1")
+    # With retention by interest it is not kept: the mirror is gone.
+    assert [record.seq for record in contents(client, "S")] == ([1] if retention == "limits" else [])
+    mirror(client, name)
+    client.publish("s.1", b"2")
+    assert [record.seq for record in contents(client, name)] == ([1, 2] if retention == "limits" else [2])
+    store.close()
+
+
+def test_a_mirror_stays_when_the_creation_of_its_upstream_is_lost() -> None:
+    client = Rig().client()
+    mirror(client)
+    unsettled(client, "CREATE.S", {"name": "S", "storage": "memory", "subjects": ["s.>"]})
+    lose_group(client)
+    assert list(client.rig.engine.streams) == ["M"]
+    client.create("S")
+    client.publish("s.1", b"1")
+    assert contents(client, "M") == contents(client, "S")
+
+
+def test_info_of_a_deleted_stream_is_an_error_while_another_one_is_created(client: Client) -> None:
+    rig = client.rig
+    (journal,) = rig.engine.journals
+    reply = f"{client.inbox}info"
+    client.send(b"PUB s.1 1\r\n2\r\n", settle=False)  # the report waits for its group
+    unsettled(client, "INFO.S", {"subjects_filter": ">"}, reply)
+    unsettled(client, "DELETE.S", {})
+    batch = journal.seal()
+    assert batch.group is not None
+    journal.store.begin(batch.group)
+    while not journal.store.write_some(batch.group):
+        pass
+    journal.store.commit(batch.group)
+    unsettled(client, "CREATE.X", {"name": "X", "storage": "memory", "subjects": ["x"]})  # the list is open again
+    rig.engine.committed(batch, rig.now)
+    rig.settle()
+    (answer,) = [message for message in client.messages() if message.subject == reply]
+    assert msgspec.json.decode(answer.payload)["error"]["err_code"] == 10059
 
 
 def test_a_very_wide_gap_is_crossed_at_once(client: Client) -> None:

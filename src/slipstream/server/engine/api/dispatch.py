@@ -423,7 +423,7 @@ class Api:
         """Reject a report of a stream that was deleted by the group that the response waited for."""
         current = self._catalog.streams.get(stream.name)
         is_deleted = current is None or current.created != stream.created  # a lost deletion opens it again
-        if is_deleted and not stream.journal.catalog_unfinished:
+        if stream.is_gone or (is_deleted and not stream.journal.catalog_unfinished):
             raise StreamNotFoundError
 
     def _details(self, stream: Stream, request: InfoRequest, now: int) -> Walk[dict[str, Any]]:

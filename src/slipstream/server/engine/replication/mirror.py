@@ -55,12 +55,18 @@ class Mirror(Ingest):
         self._horizon, self._sweep, self._messages = UNKNOWN, UNKNOWN, -1  # of an upstream in the same account
         self._check: tuple[int, int] | None = None  # of one on another server: its messages as of a sequence to come
         super().__init__(services, stream, source)
-        if stream.fidelity is None:  # new; or kept by a version that did not know what its copy is worth
-            is_new = not stream.log.state.last_seq
-            stream.fidelity = Fidelity() if is_new else Fidelity(gap_until=UNKNOWN, is_whole=False)
-        self._saved = stream.fidelity
+        self._saved = self._stored_fidelity()
         self._distrust()
         self._show()
+
+    def _stored_fidelity(self) -> Fidelity:
+        """What the store knows of the copy; nothing if it is new (or its first record was lost with a group), or was
+        kept by a version that did not know what its copy is worth."""
+        stream = self.stream
+        if stream.fidelity is None:
+            is_new = not stream.log.state.last_seq
+            stream.fidelity = Fidelity() if is_new else Fidelity(gap_until=UNKNOWN, is_whole=False)
+        return stream.fidelity
 
     @property
     def fidelity(self) -> Fidelity:
@@ -82,7 +88,7 @@ class Mirror(Ingest):
 
     def reset(self) -> None:
         super().reset()
-        self._saved = self.fidelity
+        self._saved = self._stored_fidelity()
         self._distrust()
 
     def store(self, record: Record) -> None:

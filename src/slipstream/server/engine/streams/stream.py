@@ -72,6 +72,7 @@ class Stream:
         self._services = services
         self.positions: dict[str, tuple[int, str]] = {}
         self.fidelity: Fidelity | None = None
+        self.is_gone = False  # it was deleted, and that is durable
         self.ingests: tuple[UpstreamState, ...] = ()
         self.trimming = False
         self._subject_trim: SubjectTrim | None = None
@@ -307,6 +308,10 @@ class Stream:
         seq = self._append(subject, header, payload, now, wanted)
         if total is not None:
             self._counters.stored(subject, total, seq)
+
+    def gone(self) -> None:
+        """Its deletion is durable."""
+        self.is_gone = True
 
     def keep_fidelity(self, fidelity: Fidelity) -> None:
         """Store what a mirror's copy is worth, in the same group as its messages."""
