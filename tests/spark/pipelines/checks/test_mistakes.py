@@ -233,6 +233,16 @@ def test_all_mistakes_are_reported_at_once_and_none_that_follows(spark: SparkSes
     ]
 
 
+def test_a_bad_watermark_does_not_hide_what_is_built_on_it(spark: SparkSession, tmp_path: Path) -> None:
+    text = GOOD.replace('"2 minutes"', '"ten minutes"').replace("sum(amount)", "sum(amont)")
+    with pytest.raises(PipelineError) as caught:
+        parse(text, file=str(tmp_path / "p.toml"))
+    pipeline = caught.value.pipeline
+    assert pipeline is not None
+    found = flat(deep_mistakes(spark, pipeline))
+    assert [text.split(":")[0] for _, text in found] == ["source 'sales'", "step 'tot'"]
+
+
 def test_mistakes_of_the_file_and_of_its_streams_are_reported_together(tmp_path: Path) -> None:
     (tmp_path / "p.toml").write_text(GOOD.replace('["day"]', '["dy"]').replace('stream = "SALES"', 'stream = "SALEZ"'))
     with pytest.raises(PipelineError) as caught:

@@ -74,6 +74,13 @@ def test_file_says_what_the_sample_showed() -> None:
     assert parse(pipeline_text("9-RAW", infer([b"\xff"]))).sources[0].format == "raw"
 
 
+@pytest.mark.parametrize(("names", "codec"), [(("ada", "alan"), "none"), (("Ada Lovelace", "alan"), "base64")])
+def test_keys_that_a_bucket_does_not_take_are_encoded(names: tuple[str, ...], codec: str) -> None:
+    messages = [json.dumps({"customer": names[n % 2], "amount": n}).encode() for n in range(20)]
+    (output, _) = parse(pipeline_text("ORDERS", infer(messages))).outputs
+    assert (output.key, output.key_codec) == (("customer",), codec)
+
+
 def test_new_writes_a_file_that_is_valid(
     our_url: str, fresh: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,6 +51,7 @@ class _Check:
         self._views = pipeline.views()
         self._mistakes: list[Mistake] = []
         self._frames: dict[str, DataFrame] = {}
+        self._is_unmarked = False  # whether a watermark was rejected
         self._functions: Callable[[], Sequence[str]] = cache(self._list_functions)
 
     def run(self) -> list[Mistake]:
@@ -108,11 +109,16 @@ class _Check:
             self._add(("steps", step.name), what, rows, step.watermark)
 
     def _add(self, path: tuple[str, str], what: str, rows: DataFrame, watermark: tuple[str, str]) -> None:
+        before = self._is_unmarked
         with self._at(*path, "watermark", "column", what=what):
-            if watermark[0]:
-                rows = rows.withWatermark(*watermark)
             rows.createOrReplaceTempView(path[1])
-            self._frames[path[1]] = rows
+            self._frames[path[1]] = rows  # behind a bad watermark other mistakes may wait
+            if watermark[0]:
+                self._is_unmarked = True
+                marked = rows.withWatermark(*watermark)
+                marked.createOrReplaceTempView(path[1])
+                self._frames[path[1]] = marked
+                self._is_unmarked = before
 
     def _output(self, output: Output, frame: DataFrame) -> None:
         path, what = ("outputs", output.name), f"output {output.name!r}"
@@ -132,6 +138,8 @@ class _Check:
         with self._at(*path, "from", what=what):
             rows = build.output_rows(frame, output) if output.kind in ("bucket", "stream") else frame
             self._check_rows(output, rows)
+        if self._is_unmarked:
+            return  # whether a mode is possible depends on the watermark that is missing
         with self._at(*path, "mode", what=what):
             self._check_streaming(frame, output.mode)
 

@@ -12,6 +12,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from slipstream.errors import UsageError
+from slipstream.kv.bucket import check_key
+
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _WHOLE = re.compile(r"[+-]?\d{1,18}")
@@ -27,6 +30,7 @@ class Field(NamedTuple):
     kind: str
     present: float
     distinct: int
+    are_keys: bool = True  # whether a bucket takes every value as a key
 
 
 class Sample(NamedTuple):
@@ -72,7 +76,7 @@ def _object_fields(objects: Sequence[dict[str, Any]]) -> Iterator[Field]:
     for name in names.values():
         values = [one[name] for one in objects if one.get(name) is not None]
         distinct = len({json.dumps(value, sort_keys=True) for value in values})
-        yield Field(name, json_type(values), len(values) / len(objects), distinct)
+        yield Field(name, json_type(values), len(values) / len(objects), distinct, _are_keys(values))
 
 
 def json_type(values: Iterable[Any]) -> str:
@@ -116,8 +120,17 @@ def _csv_fields(texts: Sequence[str]) -> tuple[Field, ...]:
     for index, column in enumerate(zip(*rows, strict=True), 1):
         values = [value for value in column if value]
         kind = _joined({_csv_type(value) for value in values})
-        found.append(Field(f"c{index}", kind, len(values) / len(rows), len(set(values))))
+        found.append(Field(f"c{index}", kind, len(values) / len(rows), len(set(values)), _are_keys(values)))
     return tuple(found)
+
+
+def _are_keys(values: Iterable[Any]) -> bool:
+    try:
+        for value in values:
+            check_key(str(value))
+    except UsageError:
+        return False
+    return True
 
 
 def _csv_type(text: str) -> str:
@@ -174,6 +187,8 @@ def _lines(stream: str, sample: Sample, servers: str) -> Iterator[str]:
         yield from ("", f"[buckets.{view}_per_{_safe(key.name)}]", "", f"[outputs.per_{_safe(key.name)}]")
         yield from (f'from = "per_{_safe(key.name)}"', f'bucket = "{view}_per_{_safe(key.name)}"')
         yield f"key = {_string(key.name)}"
+        if not key.are_keys:
+            yield 'key_codec = "base64"   # keys in the sample have characters that a bucket does not take'
     yield from ("", "# Every message, as Parquet files.", "[outputs.history]", f'from = "{view}"', 'path = "history"')
 
 
