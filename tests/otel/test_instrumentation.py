@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from opentelemetry.trace import SpanKind
 
 import slipstream
 from slipstream.jetstream._async.jetstream import JetStream
-from slipstream.otel import instrument, traced_batch, uninstrument
+from slipstream.otel import instrument, processing, traced_batch, uninstrument
 
 PROVIDER = TracerProvider()
 
@@ -164,3 +165,157 @@ def test_without_it_nothing_is_wrapped() -> None:
     assert JetStream.__dict__["publish"] is not original
     uninstrument()
     assert JetStream.__dict__["publish"] is original
+
+
+async def test_core_messages_and_requests_are_one_trace(url: str, spans: InMemorySpanExporter) -> None:
+    async with slipstream.connect(url) as client:
+        done = asyncio.Event()
+
+        async def forward(message: slipstream.Message) -> None:
+            await client.publish("core.second", message.data)
+
+        async def answer(message: slipstream.Message) -> None:
+            await message.respond(b"done")
+
+        async def ask(message: slipstream.Message) -> None:
+            await client.request("core.ask", message.data, timeout=10)
+            done.set()
+
+        await client.subscribe("core.first", callback=forward)
+        await client.subscribe("core.second", callback=ask)
+        await client.subscribe("core.ask", callback=answer, queue="workers")
+        await client.flush()
+        await client.publish("core.first", b"x", headers={"Own": "kept"})
+        await asyncio.wait_for(done.wait(), 20)
+    names = ["send core.first", "process core.first", "send core.second", "process core.second", "request core.ask",
+             "process core.ask"]  # fmt: skip
+    chain = [only(spans, name) for name in names]
+    assert len({of(span)[0] for span in chain}) == 1
+    for before, after in pairwise(chain):
+        assert after.parent is not None
+        assert after.parent.span_id == of(before)[1], after.name
+    assert chain[-1].kind == SpanKind.SERVER
+    assert chain[1].kind == SpanKind.CONSUMER
+    assert chain[-1].attributes is not None
+    assert chain[-1].attributes["messaging.consumer.group.name"] == "workers"
+    assert not [span for span in spans.get_finished_spans() if "_INBOX" in span.name or "$" in span.name]
+
+
+def test_services_and_callbacks_that_fail_are_in_the_trace_of_their_request(
+    url: str, spans: InMemorySpanExporter
+) -> None:
+    with slipstream.connect_blocking(url) as client, client.add_service("sums", "1.0.0") as service:
+
+        def add(numbers: list[int]) -> int:  # takes the body: it never sees the headers
+            return sum(numbers)
+
+        def fail(_: slipstream.BlockingServiceRequest) -> None:
+            raise slipstream.ServiceError(409, "not today")
+
+        service.add_endpoint("add", add, subject="sums.add")
+        service.add_endpoint("fail", fail, subject="sums.fail")
+        assert client.request("sums.add", b"[1, 2]", timeout=10).data == b"3"
+        client.request("sums.fail", b"", timeout=10)
+    served, asked = only(spans, "process sums.add"), only(spans, "request sums.add")
+    assert served.parent is not None
+    assert served.parent.span_id == of(asked)[1]
+    assert served.kind == SpanKind.SERVER
+    failed = only(spans, "process sums.fail")
+    assert failed.attributes is not None
+    assert failed.attributes["error.type"] == "ServiceError"
+    assert not failed.status.is_ok
+
+
+async def test_work_in_a_loop_is_a_child_of_the_publish(url: str, spans: InMemorySpanExporter) -> None:
+    async with slipstream.connect(url) as client:
+        js = client.jetstream()
+        stream = await js.create_stream("LOOP", subjects=["loop"])
+        kv = await js.create_key_value("loop")
+        await js.publish("loop", b"x")
+        provider = spans_provider(spans)
+        async for message in (await stream.create_consumer("w4")).messages():
+            with processing(message, name="loops", tracer_provider=provider):
+                await kv.put("k", b"1")
+                await message.ack()
+            break
+        async for message in stream.ordered_consumer():
+            with processing(message, tracer_provider=provider):
+                break
+        with pytest.raises(ValueError, match="broken"), processing(await stream.get(1), tracer_provider=provider):
+            raise ValueError("broken")
+        await js.delete_stream("LOOP")
+    sent, put = only(spans, "send loop"), only(spans, "put loop")
+    worked = only(spans, "process loops")
+    assert worked.parent is not None
+    assert put.parent is not None
+    assert (worked.parent.span_id, put.parent.span_id) == (of(sent)[1], of(worked)[1])
+    ordered, stored = named(spans, "process loop")
+    assert {of(span)[0] for span in (ordered, stored)} == {of(sent)[0]}
+    assert not stored.status.is_ok
+
+
+def spans_provider(spans: InMemorySpanExporter) -> TracerProvider:
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    return provider
+
+
+def test_members_of_an_atomic_batch_carry_their_context(url: str, spans: InMemorySpanExporter) -> None:
+    with slipstream.connect_blocking(url) as client:
+        js = client.jetstream()
+        stream = js.create_stream("ATOMIC", subjects=["atomic"], allow_atomic=True)
+        with js.atomic_batch() as batch:
+            batch.publish("atomic", b"1")
+            batch.publish("atomic", b"2")
+        members = [stream.get(seq) for seq in (1, 2)]
+        js.delete_stream("ATOMIC")
+    sent = named(spans, "send atomic")
+    assert len(sent) == 2
+    for message, span in zip(members, sent, strict=True):
+        assert f"{of(span)[1]:016x}" in message.headers["traceparent"]
+
+
+class Rows:
+    """What `traced_batch` asks of a Spark data frame."""
+
+    columns = ("subject", "headers", "data")
+
+    def __init__(self, carried: list[str]) -> None:
+        self._carried, self.asked = carried, ""
+
+    def selectExpr(self, expression: str) -> Rows:  # noqa: N802
+        self.asked = expression
+        return self
+
+    def where(self, _: str) -> Rows:
+        return self
+
+    def distinct(self) -> Rows:
+        return self
+
+    def limit(self, _: int) -> Rows:
+        return self
+
+    def collect(self) -> list[tuple[str]]:
+        return [(text,) for text in self._carried]
+
+
+def test_a_batch_links_to_the_publishes_of_its_messages(
+    url: str, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with slipstream.connect_blocking(url) as client:
+        js = client.jetstream()
+        stream = js.create_stream("BATCH", subjects=["batch"])
+        js.publish("batch", b"x")
+        carried = stream.get(1).headers["traceparent"]
+        kv = js.create_key_value("batch")
+        provider = spans_provider(spans)
+        monkeypatch.setattr(trace, "get_tracer", lambda *_: provider.get_tracer("test"))
+        rows = Rows([carried, "nonsense"])
+        traced_batch(lambda _, number: kv.put("k", str(number).encode()), links=True)(rows, 3)
+        js.delete_stream("BATCH")
+    assert "traceparent" in rows.asked
+    batch, put = only(spans, "process batch"), only(spans, "put batch")
+    assert [link.context.span_id for link in batch.links] == [of(only(spans, "send batch"))[1]]
+    assert put.parent is not None
+    assert put.parent.span_id == of(batch)[1]

@@ -5,6 +5,6 @@ program that never calls it pays nothing: no method of the client knows of it. C
 `traceparent` (W3C), or whatever the global propagator writes.
 """
 
-from slipstream.otel.instrumentation import instrument, traced_batch, uninstrument
+from slipstream.otel.instrumentation import instrument, processing, traced_batch, uninstrument
 
-__all__ = ["instrument", "traced_batch", "uninstrument"]
+__all__ = ["instrument", "processing", "traced_batch", "uninstrument"]

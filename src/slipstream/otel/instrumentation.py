@@ -3,10 +3,14 @@
 | call | span | kind |
 |---|---|---|
 | `js.publish`, `publisher.publish` | `send <subject>` | producer |
+| `nc.publish`, members of atomic batches | `send <subject>` | producer |
 | `nc.request` | `request <subject>` | client |
+| a callback of `nc.subscribe` | `process <subject>`, child of the publish or request | consumer, server |
+| a handler of a service | `process <service endpoint>`, child of the request | server |
 | `consumer.fetch`, `consumer.next` | `receive <consumer>`, linked to the messages | client |
 | handlers of `consume` | `process <consumer>`, child of the message's producer | consumer |
 | `kv.get`, `put`, `create`, `update`, `delete`, `purge`, `history` | `<operation> <bucket>` | client |
+| `with processing(message)`, in any loop over messages | `process <subject>`, child of the publish | consumer |
 | `traced_batch(function)` for `foreachBatch` | `process batch` | consumer |
 
 A redelivered message has a span for each delivery; each links to the one before, where this process handled it.
@@ -29,6 +33,7 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, T
 from slipstream.version import VERSION
 from slipstream.wire import Headers
 
+MOST_LINKS = 128
 REMEMBERED = 10_000  # deliveries, to link the next one of the same message to
 
 _KV = ("get", "put", "create", "update", "delete", "purge", "history")
@@ -47,7 +52,13 @@ def instrument(tracer_provider: TracerProvider | None = None) -> None:
         js = _class(f"jetstream.{driver}.jetstream", "JetStream")
         _wrap(js, "publish", functools.partial(_publish, tracer))
         _wrap(_class(f"jetstream.{driver}.publisher", "Publisher"), "publish", functools.partial(_publish, tracer))
-        _wrap(_class(f"client.{driver}.client", "Client"), "request", functools.partial(_request, tracer))
+        _wrap(_class(f"jetstream.{driver}.atomic_batch", "AtomicBatch"), "publish", functools.partial(_publish, tracer))
+        client = _class(f"client.{driver}.client", "Client")
+        _wrap(client, "request", functools.partial(_request, tracer))
+        _wrap(client, "publish", functools.partial(_core_publish, tracer))
+        _wrap_subscribe(client, tracer)
+        # Behind `add_endpoint`: a handler may take the decoded body, and then never sees the headers of its request.
+        _wrap(_class(f"services.{driver}.service", "Endpoint"), "_call", functools.partial(_serve, tracer))
         consumer = _class(f"jetstream.{driver}.consumer", "Consumer")
         for name in ("fetch", "next"):
             _wrap(consumer, name, functools.partial(_receive, tracer))
@@ -64,8 +75,47 @@ def uninstrument() -> None:
     _deliveries.clear()
 
 
-def traced_batch(function: Callable[..., Any], *, name: str = "") -> Callable[..., Any]:
-    """A function for Spark's `foreachBatch`, with a span for each batch."""
+@contextmanager
+def processing(message: Any, *, name: str = "", tracer_provider: TracerProvider | None = None) -> Iterator[Span]:
+    """A span for what is done with a message within the block, child of the message's publish.
+
+    For loops, of which no wrapper can know where the work on a message ends: `messages()`, `fetch`, ordered
+    consumers, subscriptions, stored messages. It needs no `instrument()`; without a provider the global one is used.
+    """
+    tracer = trace.get_tracer("slipstream", VERSION, tracer_provider)
+    attributes: dict[str, Any] = {
+        "messaging.system": "nats",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": message.subject,
+        "messaging.message.body.size": len(message.data),
+    }
+    if isinstance(seq := getattr(message, "seq", None), int):
+        attributes["messaging.message.id"] = str(seq)
+    if isinstance(delivered := getattr(message, "num_delivered", None), int):
+        attributes["nats.num_delivered"] = delivered
+    with _child(tracer, f"process {name or message.subject}", SpanKind.CONSUMER, message, attributes) as span:
+        yield span
+
+
+@contextmanager
+def _child(tracer: Tracer, name: str, kind: SpanKind, message: Any, attributes: Mapping[str, Any]) -> Iterator[Span]:
+    """A current span whose parent is in the headers of a message."""
+    with tracer.start_as_current_span(
+        name, context=propagate.extract(_headers_of(message)), kind=kind, attributes=attributes
+    ) as span:
+        try:
+            yield span
+        except Exception as error:
+            span.set_attribute("error.type", type(error).__qualname__)
+            raise
+
+
+def traced_batch(function: Callable[..., Any], *, name: str = "", links: bool = False) -> Callable[..., Any]:
+    """A function for Spark's `foreachBatch`, with a span for each batch.
+
+    With `links` the span links to the publishes of the batch's messages, up to 128 of them, where the rows have the
+    column `headers`: that is another Spark job for each batch.
+    """
 
     @functools.wraps(function)
     def batch(frame: Any, number: int) -> Any:
@@ -76,11 +126,27 @@ def traced_batch(function: Callable[..., Any], *, name: str = "") -> Callable[..
             "spark.batch.id": number,
         }
         with tracer.start_as_current_span(
-            f"process batch {name}".strip(), kind=SpanKind.CONSUMER, attributes=attributes
+            f"process batch {name}".strip(),
+            kind=SpanKind.CONSUMER,
+            attributes=attributes,
+            links=_links_of(frame) if links else [],
         ):
             return function(frame, number)
 
     return batch
+
+
+def _links_of(frame: Any) -> list[Link]:
+    """Links to what the rows of a Spark data frame say they come from."""
+    if "headers" not in frame.columns:
+        return []
+    carried = frame.selectExpr("get(headers['traceparent'], 0) AS carried").where("carried IS NOT NULL").distinct()
+    found = []
+    for (text,) in carried.limit(MOST_LINKS).collect():
+        context = trace.get_current_span(propagate.extract({"traceparent": text})).get_span_context()
+        if context.is_valid:
+            found.append(Link(context))
+    return found
 
 
 def _class(module: str, name: str) -> type:
@@ -172,6 +238,81 @@ def _publish(tracer: Tracer, _: Any, args: tuple[Any, ...], kwargs: dict[str, An
     return _carrying(_span(tracer, f"send {subject}", SpanKind.PRODUCER, attributes, finish), kwargs)
 
 
+# The client's own: the JetStream API, acks, buckets, and answers, which belong to the span of their request.
+_OWN = ("$", "_INBOX.")
+_BATCH = "Nats-Batch-Id"  # a member of an atomic batch, which has its span already
+
+
+def _core_publish(tracer: Tracer, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    headers = kwargs.get("headers")
+    if str(args[0] if args else kwargs.get("subject", "")).startswith(_OWN) or (headers and _BATCH in headers):
+        return None
+    return _publish(tracer, client, args, kwargs)
+
+
+def _wrap_subscribe(owner: type, tracer: Tracer) -> None:
+    original = owner.__dict__["subscribe"]
+    _originals.append((owner, "subscribe", original))
+
+    @functools.wraps(original)
+    def subscribe(self: Any, subject: str, *, callback: Any = None, **options: Any) -> Any:
+        if callback is not None and not subject.startswith(_OWN):
+            callback = _callback(tracer, subject, options.get("queue", ""), callback)
+        return original(self, subject, callback=callback, **options)
+
+    owner.subscribe = subscribe  # type: ignore[attr-defined]
+
+
+def _callback(tracer: Tracer, subject: str, queue: str, callback: Any) -> Any:
+    """A callback of a subscription with a span for each message."""
+
+    def span(message: Any) -> Any:
+        attributes = {
+            "messaging.system": "nats",
+            "messaging.operation.type": "process",
+            "messaging.destination.name": message.subject,
+            "messaging.message.body.size": len(message.data),
+            **({"messaging.consumer.group.name": queue} if queue else {}),
+        }
+        kind = SpanKind.SERVER if message.reply else SpanKind.CONSUMER
+        return _child(tracer, f"process {subject}", kind, message, attributes)
+
+    target = callback if inspect.isroutine(callback) else getattr(callback, "__call__", callback)  # noqa: B004
+    if inspect.iscoroutinefunction(target):
+
+        @functools.wraps(callback)
+        async def call_async(message: Any) -> Any:
+            with span(message):
+                return await callback(message)
+
+        return call_async
+
+    @functools.wraps(callback)
+    def call(message: Any) -> Any:
+        with span(message):
+            return callback(message)
+
+    return call
+
+
+def _serve(tracer: Tracer, endpoint: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    request = args[0] if args else kwargs["request"]
+    attributes = {
+        "messaging.system": "nats",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": request.subject,
+        "messaging.message.body.size": len(request.data),
+    }
+    return _quiet(_child(tracer, f"process {endpoint.config.subject}", SpanKind.SERVER, request, attributes))
+
+
+@contextmanager
+def _quiet(span: Any) -> Iterator[Callable[[Any], None]]:
+    """A span of which nothing more is known from the result."""
+    with span:
+        yield lambda _: None
+
+
 def _request(tracer: Tracer, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     subject = str(args[0] if args else kwargs.get("subject", ""))
     if subject.startswith("$"):  # the client's own, of the JetStream API
@@ -199,7 +340,7 @@ def _receive(tracer: Tracer, consumer: Any, args: tuple[Any, ...], kwargs: dict[
     def finish(span: Span, result: Any) -> None:
         messages = result if isinstance(result, list) else [result]
         span.set_attribute("messaging.batch.message_count", len(messages))
-        for message in messages[:128]:
+        for message in messages[:MOST_LINKS]:
             context = _context_of(message)
             if context.is_valid:
                 span.add_link(context)
