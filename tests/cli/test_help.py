@@ -49,7 +49,7 @@ def test_usage_has_the_arguments_of_the_command_and_names_the_shared_ones(monkey
     monkeypatch.setenv("COLUMNS", "80")
     usage = " ".join(build_parser().commands["kv"].commands["update"].format_usage().split())
     own = "BUCKET KEY [VALUE] REVISION"
-    assert usage == f"usage: slipstream kv update [-h] [--ttl TIME] [bucket options] [connection options] {own}"
+    assert usage == f"usage: slipstream kv update [-h] [--ttl DURATION] [bucket options] [connection options] {own}"
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -80,3 +80,29 @@ def test_a_command_does_not_pay_for_the_others(words: list[str], own: set[str]) 
     heavy = {"slipstream.facade", "slipstream.jetstream", "slipstream.kv", "slipstream.server.server", "asyncio"}
     assert heavy & imported == set()
     assert len({name for name in imported if name.startswith("slipstream")}) < 60
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("pub -J s --count 3 body", {"subject": "s", "count": 3, "body": "body"}),
+        ("pub --count 3 s body", {"subject": "s", "count": 3, "body": "body"}),
+        ("pub s body --count=3", {"subject": "s", "count": 3, "body": "body"}),
+        ("pub s -H A:b -", {"subject": "s", "body": "-"}),
+        ("pub s -- --count", {"subject": "s", "body": "--count"}),
+        ("pub -J -- s -1", {"subject": "s", "body": "-1"}),
+        ("stream view S --raw 5 --subject x", {"name": "S", "count": 5, "subject": "x", "raw": True}),
+        ("stream add S --max-msgs -1 --subjects a", {"name": "S", "max_msgs": -1}),
+        ("consumer next S c --nak 5s --count 2", {"stream": "S", "name": "c", "count": 2}),
+        ("kv lock B k --ttl 5s -- sh -c ls", {"bucket": "B", "key": "k", "program": ["sh", "-c", "ls"]}),
+        ("kv lock B k -- sh --ttl 5s", {"ttl": None, "program": ["sh", "--ttl", "5s"]}),
+        ("-s nats://x stream --help-me", None),
+    ],
+)
+def test_options_stand_anywhere(words: str, found: dict[str, object] | None) -> None:
+    if found is None:
+        with pytest.raises(SystemExit):
+            build_parser().parse_args(words.split())
+        return
+    options = vars(build_parser().parse_args(words.split()))
+    assert {name: options[name] for name in found} == found

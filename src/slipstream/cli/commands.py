@@ -12,47 +12,55 @@ from importlib import import_module
 from slipstream.cli.common import Commands, HelpFormatter, Parser, shared_options
 from slipstream.version import VERSION
 
-# Module -> its commands, with their aliases, in the order of the help.
-MODULES: dict[str, tuple[str, ...]] = {
-    "pubsub": ("pub", "publish", "sub", "subscribe", "req", "request", "reply", "rtt"),
-    "streams": ("stream", "str", "account"),
-    "consumers": ("consumer", "con"),
-    "get": ("get",),
-    "kv": ("kv",),
-    "objects": ("object", "obj"),
-    "services": ("service", "micro"),
-    "bench": ("bench",),
-    "contexts": ("context", "ctx"),
-    "pipeline": ("pipeline",),
-    "worker": ("worker",),
-    "server": ("server",),
-    "observe": ("console", "exporter"),
+# Section of the help -> module -> its commands, with their aliases, in the order of the help.
+SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    "core NATS": {
+        "messages": ("pub", "publish", "sub", "subscribe", "req", "request", "reply", "rtt"),
+        "services": ("service", "micro"),
+    },
+    "JetStream": {
+        "stream": ("stream", "str"),
+        "consumer": ("consumer", "con"),
+        "get": ("get",),
+        "kv": ("kv",),
+        "objects": ("object", "obj"),
+        "account": ("account",),
+        "error_codes": ("errors", "error"),
+    },
+    "programs": {
+        "worker": ("worker",),
+        "pipeline": ("pipeline",),
+    },
+    "servers": {
+        "server": ("server",),
+        "observe": ("top", "events", "console", "exporter"),
+        "bench": ("bench",),
+    },
+    "settings": {
+        "contexts": ("context", "ctx"),
+        "completion": ("completion",),
+    },
 }
+MODULES = {module: names for modules in SECTIONS.values() for module, names in modules.items()}
 
 
 def build_parser() -> Parser:
     """The parser of `slipstream`. A command sets `run` in the namespace: a function of the `Shell`."""
-    shared = shared_options()
     parser = Parser(
         prog="slipstream",
         description="NATS and JetStream from the command line.",
-        parents=[shared],
+        parents=[shared_options(is_root=True)],
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"slipstream {VERSION}")
-    commands = Commands(parser.add_subparsers(metavar="COMMAND", dest="command"), shared)
-    for module, names in MODULES.items():
-        parser.declare_late(names, partial(_declare, module, commands))
-    parser.declare_late(("completion",), partial(_declare_completion, commands, parser))
+    parsers = parser.add_subparsers(metavar="COMMAND", dest="command")
+    commands = Commands(parsers, shared_options(), parser.listed)
+    for section, modules in SECTIONS.items():
+        for module, names in modules.items():
+            parser.declare_late(names, partial(_declare, module, commands.section(section)))
     return parser
 
 
 def _declare(module: str, commands: Commands) -> None:
     import_module(f"slipstream.cli.{module}").add(commands)
-
-
-def _declare_completion(commands: Commands, root: Parser) -> None:
-    from slipstream.cli import completion
-
-    completion.add(commands, root)

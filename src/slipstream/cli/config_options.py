@@ -18,25 +18,33 @@ Setting = tuple[str, Callable[[str], Any], str]
 Fields = Mapping[str, Setting]
 """The setting of each option."""
 
-_METAVARS = {values.duration: "TIME", values.size: "SIZE", values.count: "N", values.whole: "N", int: "N"}
+_METAVARS = {values.duration: "DURATION", values.size: "SIZE", values.count: "N", values.whole: "N", int: "N"}
 
 
 def add_fields(parser: Parser, fields: Fields, *, has_file: bool = True) -> None:
     """Declare `--config` (unless it `has_file` false), the options of the table and `--metadata`."""
     if has_file:
         parser.add_argument("--config", metavar="FILE", help="configuration as JSON; options take precedence")
-    for option, (_, read, text) in fields.items():
-        if read is bool:
-            parser.add_argument(option, action=argparse.BooleanOptionalAction, default=None, help=text)
-        else:
-            parser.add_argument(option, type=read, default=None, metavar=_metavar(option, read), help=text)
+    declare_fields(parser, fields)
     parser.add_argument(
         "--metadata", type=values.pair, action="append", metavar="KEY=VALUE", help="metadata; may be repeated"
     )
 
 
+def declare_fields(parser: Parser, fields: Fields, *, title: str = "") -> None:
+    """Declare the options of the table, in a group of their own if it has a title."""
+    group = parser.add_argument_group(title) if title else parser
+    for option, (_, read, text) in fields.items():
+        if read is bool:
+            group.add_argument(option, action=argparse.BooleanOptionalAction, default=None, help=text)
+        else:
+            group.add_argument(option, type=read, default=None, metavar=_metavar(option, read), help=text)
+
+
 def _metavar(option: str, read: Callable[[str], Any]) -> str:
-    """What stands for the value in help: what kind it is of, or the option's last word."""
+    """What stands for the value in help: its kind, the words it may be, or the option's last word."""
+    if isinstance(read, values.Choice):
+        return "{" + ",".join(read.names) + "}"
     return _METAVARS.get(read) or option.rpartition("-")[2].upper()
 
 

@@ -44,7 +44,7 @@ def add(commands: Commands) -> None:
 
 
 def _name(parser: Parser, *, optional: bool = False) -> None:
-    parser.add_argument("name", nargs="?" if optional else None, default="", help="name of the context")
+    parser.add_argument("name", nargs="?" if optional else None, default="", metavar="CONTEXT")
 
 
 def _list(shell: Shell) -> None:

@@ -12,13 +12,21 @@ from slipstream.cli import server
 from slipstream.cli.exit_codes import INTERRUPTED, OK, USAGE, exit_code
 from slipstream.errors import ConnectionLostError, Error
 
+COMPLETE = "__complete"  # what completion scripts run
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code (`exit_codes.py`)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = words[:1] == ["--debug"]
-    if words[debug : debug + 1] == [server.NAME]:  # its flags are those of nats-server, which argparse cannot read
-        return _reported(partial(server.serve, words[debug + 1 :]), debug=debug)
+    if words[:1] == [COMPLETE]:
+        from slipstream.cli.commands import build_parser
+        from slipstream.cli.completion import complete
+
+        return complete(build_parser(), words[1:])
+    arguments = words[debug + 1 :]
+    if words[debug : debug + 1] == [server.NAME] and not server.is_for_client(arguments):
+        return _reported(partial(server.serve, arguments), debug=debug)
 
     from slipstream.cli.commands import build_parser  # not needed by a server, so not imported for it
 
@@ -58,8 +66,14 @@ def _reported(command: Callable[[], int], *, debug: bool) -> int:
     except (Error, OSError, argparse.ArgumentTypeError) as error:
         if debug and not isinstance(error, argparse.ArgumentTypeError):
             raise
-        print(f"slipstream: error: {_message(error)}", file=sys.stderr)
+        print(f"{_label()} {_message(error)}", file=sys.stderr)
         return exit_code(error)
+
+
+def _label() -> str:
+    """What an error begins with; red in a terminal, unless NO_COLOR is set."""
+    is_plain = not sys.stderr.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return "slipstream: error:" if is_plain else "slipstream: \x1b[1;31merror:\x1b[0m"
 
 
 def _message(error: Exception) -> str:

@@ -18,11 +18,11 @@ def add(commands: Commands) -> None:
     """Declare the commands."""
     group = commands.group("object", "manage and use object buckets", aliases=("obj",))
     making = _bucket(group.add("add", _add, "create a bucket", aliases=("create",)))
-    making.add_argument("--description", default="", help="description")
-    making.add_argument("--ttl", type=values.duration, default=None, metavar="TIME", help="time to live of objects")
+    making.add_argument("--description", default="", metavar="TEXT", help="description")
+    making.add_argument("--ttl", type=values.duration, default=None, metavar="DURATION", help="time to live of objects")
     making.add_argument("--max-bytes", type=values.size, default=-1, metavar="SIZE", help="maximum size of the bucket")
     making.add_argument("--storage", default="file", choices=("file", "memory"), help="storage (default: file)")
-    making.add_argument("--replicas", type=values.count, default=1, help="number of replicas")
+    making.add_argument("--replicas", type=values.count, default=1, metavar="N", help="number of replicas")
     putting = _bucket(
         group.add(
             "put",
@@ -33,14 +33,14 @@ def add(commands: Commands) -> None:
             ),
         )
     )
-    putting.add_argument("file", nargs="?", help="file to store (default, or '-': stdin)")
-    putting.add_argument("--name", default="", help="name of the object (default: that of the file)")
-    putting.add_argument("--description", default="", help="description")
+    putting.add_argument("file", nargs="?", metavar="FILE", help="file to store (default, or '-': stdin)")
+    putting.add_argument("--name", default="", metavar="OBJECT", help="name of the object (default: that of the file)")
+    putting.add_argument("--description", default="", metavar="TEXT", help="description")
     putting.add_argument(
         "-H", "--header", type=values.header, action="append", metavar="NAME:VALUE", help="may be repeated"
     )
     getting = _bucket(group.add("get", _get, "write an object to a file"))
-    getting.add_argument("name")
+    getting.add_argument("name", metavar="OBJECT")
     getting.add_argument(
         "-O", "--output", default="", metavar="FILE", help="'-' is stdout (default: the name of the object)"
     )
@@ -56,9 +56,9 @@ def add(commands: Commands) -> None:
     listing.add_argument("bucket", nargs="?", default="", metavar="BUCKET")
     _bucket(group.add("watch", _watch, "print changes of a bucket as they happen"))
     info = _bucket(group.add("info", _info, "show a bucket or an object", aliases=("show",)))
-    info.add_argument("name", nargs="?", default="")
+    info.add_argument("name", nargs="?", default="", metavar="OBJECT")
     removing = _bucket(group.add("rm", _delete, "remove an object, or a whole bucket", aliases=("del",)))
-    removing.add_argument("name", nargs="?", default="")
+    removing.add_argument("name", nargs="?", default="", metavar="OBJECT")
     sealing = _bucket(group.add("seal", _seal, "make a bucket read-only for ever"))
     for parser in (removing, sealing):
         parser.add_argument("-f", "--force", action="store_true", help="skip the confirmation")

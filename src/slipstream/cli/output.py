@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,11 +16,27 @@ from typing import TYPE_CHECKING, Any, Protocol
 from slipstream.cli.values import show_size
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.progress import ProgressColumn
+    from rich.table import Table
 
 SHORTEST = 12  # characters that a column of text is cut to; with fewer it is left out
 LONGEST_AGE = 14  # columns this short are ages and kinds, which say nothing when they are cut
+
+
+GOOD, WARNING, BAD = "green", "yellow", "red"
+
+
+class Colored(str):
+    """A cell of a table, or another text, with the style it has in a terminal."""
+
+    __slots__ = ("style",)
+    style: str
+
+    def __new__(cls, text: str, style: str = "") -> Colored:
+        found = super().__new__(cls, text)
+        found.style = style
+        return found
 
 
 class Meter(Protocol):
@@ -58,7 +74,31 @@ class Output:
 
     def text(self, text: str) -> None:
         """Print a line of data."""
-        self._console.print(text, markup=False)
+        self._console.print(text, markup=False, style=text.style if isinstance(text, Colored) else None)
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether data is printed for a user who watches."""
+        return self._console.is_terminal and not self.is_json
+
+    @property
+    def width(self) -> int:
+        """Columns of the terminal."""
+        return self._console.width
+
+    @property
+    def height(self) -> int:
+        """Lines of the terminal."""
+        return self._console.height
+
+    @contextmanager
+    def live(self) -> Iterator[Callable[[Sequence[RenderableType]], None]]:
+        """Show tables and lines that replace those before, in a terminal, until the end."""
+        from rich.console import Group
+        from rich.live import Live
+
+        with Live(console=self._console, auto_refresh=False, screen=True) as live:
+            yield lambda parts: live.update(Group(*parts), refresh=True)
 
     def json(self, value: Any) -> None:
         """Print a value as JSON on one line, so that several make JSON Lines."""
@@ -85,14 +125,23 @@ class Output:
 
         A column without a single value is left out in a terminal. Without rows only `empty` is printed, on stderr.
         """
-        from rich import box
-        from rich.table import Table
-
-        framed = self._console.is_terminal
-        cells = [[str(cell) for cell in row] for row in rows]
+        cells = [[cell if isinstance(cell, Colored) else str(cell) for cell in row] for row in rows]
         if not cells and empty:
             self.note(empty)
             return
+        table = self.layout(columns, cells, title=title)
+        if self._console.is_terminal:
+            self._console.print(table)
+        else:
+            _console(width=10_000).print(table)
+
+    def layout(self, columns: Sequence[str], cells: Sequence[Sequence[str]], *, title: str = "") -> Table:
+        """A table as `table` prints it."""
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        framed = self._console.is_terminal
         fitting: dict[int, int | None] = dict.fromkeys(range(len(columns)))
         if framed:
             used = [at for at in range(len(columns)) if any(row[at] for row in cells) or not cells]
@@ -110,14 +159,11 @@ class Output:
                 max_width=width,
             )
         for row in cells:
-            table.add_row(*(row[at] for at in fitting))
-        if framed:
-            self._console.print(table)
-        else:
-            _console(width=10_000).print(table)
+            table.add_row(*(Text(row[at], getattr(row[at], "style", "")) for at in fitting))
+        return table
 
     @contextmanager
-    def count(self, what: str, total: int) -> Iterator[Meter | None]:
+    def count(self, what: str, total: int | None) -> Iterator[Meter | None]:
         """Show a progress bar with a number of messages on stderr; none if stderr is not a terminal."""
         from rich.progress import MofNCompleteColumn
 

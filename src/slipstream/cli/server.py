@@ -1,11 +1,16 @@
-"""`slipstream server`: the embedded server as a process (`slipstream.server.process.command`), with a console if asked.
+"""`slipstream server`: the embedded server as a process (`slipstream.server.process.command`), with a console if asked,
+and commands that look at a running server of any kind.
 
+The flags of a server are those of nats-server, which argparse cannot read: `main` passes them on unparsed.
+`server check NAME` probes a running server; `server check DIR` and `server check store DIR` check a store on disk.
 The console is a client like any other, in a thread of its own: it logs in as the server's `user` or `token` where one
 is configured in plain text, and otherwise without a login.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +25,41 @@ if TYPE_CHECKING:
 NAME = "server"
 
 
+def is_for_client(arguments: Sequence[str]) -> bool:
+    """Whether the words after `server` are one of the commands that are parsed as all others are."""
+    if arguments[:1] == ["info"]:
+        return True
+    if arguments[:1] != ["check"]:
+        return False
+    target = arguments[1] if len(arguments) > 1 else ""
+    return target in _probes() or not (os.sep in target or os.path.exists(target))
+
+
+def _probes() -> tuple[str, ...]:
+    from slipstream.cli.observe.probes import NAMES
+
+    return (*NAMES, "store", "-h", "--help", "")
+
+
 def add(commands: Commands) -> None:
-    """Declare the command for the list of commands; `main` passes its arguments on unparsed."""
-    commands.add(NAME, _show_flags, "run a JetStream server, with nats-server's flags and configuration files")
+    """Declare the commands."""
+    from slipstream.cli.observe import probes, server_info
+
+    group = commands.group(NAME, "run a JetStream server, or look at a running one", run=_show_flags)
+    group.section("run").add(
+        "run", _show_flags, "without a command: run a server, with nats-server's flags (slipstream server --help)"
+    )
+    server_info.add(group.section("look at a running server"))
+    checks = probes.add(group.section("look at a running server"))
+    parser = checks.section("stores").add("store", _check, "check the store of a stopped server for damage")
+    parser.add_argument("directory", metavar="DIR")
+    parser = group.section("repair").add("salvage", _salvage, "copy what is sound in a damaged store")
+    parser.add_argument("directory", metavar="DIR")
+    parser.add_argument("target", metavar="NEW", help="a new directory")
 
 
 def serve(arguments: list[str]) -> int:
-    """Run a server until a signal stops it; returns the exit code."""
+    """Run a server until a signal stops it, or check a store; returns the exit code."""
     from slipstream.server.process import command, flags
 
     if not any(word.lstrip("-").startswith("console") for word in arguments):
@@ -86,5 +119,13 @@ def _monitors(server: Server) -> list[str]:
     return [server.http_url] if server.options.http_port is not None else []
 
 
-def _show_flags(_: Shell) -> None:
-    serve(["--help"])
+def _show_flags(_: Shell) -> int:
+    return serve(["--help"])
+
+
+def _check(shell: Shell) -> int:
+    return serve(["check", shell.options.directory])
+
+
+def _salvage(shell: Shell) -> int:
+    return serve(["salvage", shell.options.directory, shell.options.target])

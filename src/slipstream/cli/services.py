@@ -30,7 +30,11 @@ def add(commands: Commands) -> None:
 def _options(parser: Parser) -> None:
     parser.add_argument("name", nargs="?", default="", metavar="NAME", help="name of the service (default: all)")
     parser.add_argument(
-        "--stall", type=values.seconds, default=0.3, metavar="TIME", help="end after this time without a reply (300ms)"
+        "--stall",
+        type=values.seconds,
+        default=0.3,
+        metavar="DURATION",
+        help="end after this time without a reply (300ms)",
     )
 
 

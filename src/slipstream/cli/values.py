@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import re
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 _UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
@@ -78,16 +77,22 @@ def _whole(text: str, least: int) -> int:
     return int(text)
 
 
-def choice(*names: str) -> Callable[[str], str]:
+class Choice:
     """A parser of one of these words."""
 
-    def parse(text: str) -> str:
-        if text not in names:
-            listed = f"{', '.join(names[:-1])} or {names[-1]}"
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def __call__(self, text: str) -> str:
+        if text not in self.names:
+            listed = f"{', '.join(self.names[:-1])} or {self.names[-1]}"
             raise argparse.ArgumentTypeError(f"must be {listed}, got {text!r}")
         return text
 
-    return parse
+
+def choice(*names: str) -> Choice:
+    """A parser of one of these words."""
+    return Choice(*names)
 
 
 def header(text: str) -> tuple[str, str]:
@@ -122,6 +127,18 @@ def moment(text: str) -> int:
         raise argparse.ArgumentTypeError(f"time must be such as 2026-01-31T10:00:00Z, got {text!r}") from None
     when = when.astimezone(UTC) if when.tzinfo else when.replace(tzinfo=UTC)
     return ((when - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)) * 1000
+
+
+def past(text: str) -> int:
+    """A time in the past, as nanoseconds since the epoch: how long ago, such as `10m`, or a time."""
+    try:
+        return max(time.time_ns() - nanoseconds(text), 1)
+    except argparse.ArgumentTypeError:
+        pass
+    try:
+        return moment(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"must be such as 10m, 2h or 2026-01-31T10:00:00Z, got {text!r}") from None
 
 
 def names(text: str) -> list[str]:

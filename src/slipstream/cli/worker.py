@@ -57,7 +57,9 @@ def add(commands: Commands) -> None:
     parser.add_argument("--consumer", required=True, metavar="NAME", help="durable pull consumer to read with")
     parser.add_argument("--create", action="store_true", help="create the consumer if it does not exist")
     parser.add_argument("--filter", metavar="SUBJECT", help="with --create: only messages matching SUBJECT")
-    parser.add_argument("--ack-wait", type=values.duration, metavar="TIME", help="with --create: time until redelivery")
+    parser.add_argument(
+        "--ack-wait", type=values.duration, metavar="DURATION", help="with --create: time until redelivery"
+    )
     parser.add_argument(
         "--concurrency", type=values.count, default=1, metavar="N", help="handlers at once (default: 1)"
     )
@@ -82,7 +84,7 @@ def add(commands: Commands) -> None:
         "--drain-timeout",
         type=values.seconds,
         default=30.0,
-        metavar="TIME",
+        metavar="DURATION",
         help="time for running handlers after SIGTERM or SIGINT (default: 30s)",
     )
 

@@ -189,7 +189,7 @@ class ClientOptions:
     timeout: Duration = field(
         default=5.0,
         metadata=_setting(
-            "timeout of each request, such as 5s", flag="--timeout", variable="NATS_TIMEOUT", metavar="TIME"
+            "timeout of each request, such as 5s", flag="--timeout", variable="NATS_TIMEOUT", metavar="DURATION"
         ),
     )
     wait_for_server: bool | Duration = field(
@@ -198,7 +198,7 @@ class ClientOptions:
             "try the first connection for that long, such as 30s",
             flag="--wait-for-server",
             variable="NATS_WAIT_FOR_SERVER",
-            metavar="TIME",
+            metavar="DURATION",
         ),
     )
     inbox_prefix: str = field(

@@ -95,6 +95,19 @@ class ConsumerApi:
         body = encode_json({"pause_until": format_time(until)}) if until else b""
         return _named(self._subject("PAUSE", stream, name), body, _pause, stream, name)
 
+    def reset(self, stream: str, name: str, seq: int) -> Call[int]:
+        """Deliver again from a sequence on; 0: from behind the ack floor. The result is the next sequence."""
+        body = encode_json({"seq": seq}) if seq else b""
+
+        def decode(msg: Msg) -> int:
+            return _converted(api_body(msg).get("reset_seq", 0), int)
+
+        return _named(self._subject("RESET", stream, name), body, decode, stream, name)
+
+    def unpin(self, stream: str, name: str, group: str) -> Call[None]:
+        """Unpin the client of a priority group."""
+        return _named(self._subject("UNPIN", stream, name), encode_json({"group": group}), _unpinned, stream, name)
+
     def names(self, stream: str, *, offset: int = 0) -> Call[Page[str]]:
         """A page of the names of all consumers."""
         decode = partial(decode_page, field="consumers", convert=to_text)
@@ -157,6 +170,10 @@ def _pause(msg: Msg) -> Pause:
     body = api_body(msg)
     info = _info({"config": {"pause_until": body.get("pause_until")}})
     return Pause(bool(body.get("paused")), info.config.pause_until or 0)
+
+
+def _unpinned(msg: Msg) -> None:
+    api_body(msg)  # raises the error of the API, if it is one; else it says nothing
 
 
 def _info(value: Any) -> ConsumerInfo:

@@ -121,6 +121,11 @@ def of_another_consumer(on: Parts, call: Callable[[Consumer], Any]) -> None:
     call(on.stream.create_or_update_consumer("other"))
 
 
+def unpin(on: Parts, limit: Any) -> None:
+    pinned = on.stream.create_or_update_consumer("pinned", priority_groups=["jobs"], priority_policy="pinned_client")
+    pinned.unpin("jobs", timeout=limit)
+
+
 def delete_message(on: Parts, limit: Any) -> None:
     seq = (on.js.publish(on.subject)).seq
     on.stream.delete_message(seq, timeout=limit)
@@ -328,6 +333,8 @@ CALLS: dict[str, Call] = {
         on, lambda other: other.pause(LATER, timeout=limit)
     ),
     "Consumer.resume.timeout": lambda on, limit: of_another_consumer(on, lambda other: other.resume(timeout=limit)),
+    "Consumer.reset.timeout": lambda on, limit: of_another_consumer(on, lambda other: other.reset(timeout=limit)),
+    "Consumer.unpin.timeout": lambda on, limit: unpin(on, limit),
     "Consumer.fetch.timeout": lambda on, limit: with_messages(on, lambda: on.consumer.fetch(1, timeout=limit)),
     "Consumer.next.timeout": lambda on, limit: with_messages(on, lambda: on.consumer.next(timeout=limit)),
     "Consumer.messages.heartbeat": lambda on, limit: closed(on.consumer.messages(heartbeat=limit)),

@@ -10,7 +10,8 @@ from slipstream import BlockingKeyValue, BucketConfig, BucketSource, ExternalStr
 from slipstream.cli import values
 from slipstream.cli.common import Commands, Shell
 from slipstream.cli.config_options import Fields, Setting, add_fields, changed_fields
-from slipstream.cli.kv.opening import add_bucket, opened
+from slipstream.cli.kv.editor import edit_value
+from slipstream.cli.kv.opening import add_bucket, add_bucket_options, opened
 from slipstream.cli.values import show_duration, show_size
 from slipstream.errors import UsageError
 
@@ -70,17 +71,24 @@ _EXAMPLES = {
   slipstream kv add SETTINGS --history 5 --ttl 24h
   slipstream kv add COPY --mirror SETTINGS,domain=hub
   slipstream kv add ALL --source 'EU,US,keys=orders.*,prefix=us'""",
-    "edit": "  slipstream kv edit SETTINGS --history 10 --value-ttl",
+    "edit": """\
+  slipstream kv edit SETTINGS --history 10 --value-ttl
+  slipstream kv edit SETTINGS theme              # its value, in $EDITOR""",
 }
 
 
 def add(group: Commands) -> None:
     """Declare the commands."""
     making = group.add("add", _add, "create a bucket", aliases=("create-bucket", "new"), examples=_EXAMPLES["add"])
-    editing = group.add("edit", _edit, "change the named settings of a bucket", examples=_EXAMPLES["edit"])
+    text = "change the named settings of a bucket, or the value of a key in an editor"
+    editing = group.add("edit", _edit, text, examples=_EXAMPLES["edit"])
     for parser, settings in ((making, _FIELDS | _FIXED), (editing, _FIELDS)):
         parser.add_argument("bucket", metavar="BUCKET")
-        parser.add_argument("--stream", default="", metavar="NAME", help="its stream (default: KV_<bucket>)")
+        if parser is editing:
+            parser.add_argument("key", nargs="?", default="", metavar="KEY", help="edit the value of this key instead")
+            add_bucket_options(parser)
+        else:
+            parser.add_argument("--stream", default="", metavar="NAME", help="its stream (default: KV_<bucket>)")
         add_fields(parser, settings, has_file=False)
         parser.add_argument(
             "--source", type=_sources, action="append", metavar="BUCKETS", help="make it an aggregate of these"
@@ -96,7 +104,7 @@ def add(group: Commands) -> None:
     add_bucket(group.add("info", _info, "show a bucket", aliases=("status",)))
     compact = add_bucket(group.add("compact", _compact, "remove deleted keys for good, with their delete markers"))
     compact.add_argument(
-        "--older-than", type=values.duration, default=None, metavar="TIME", help="only older markers (default: 30m)"
+        "--older-than", type=values.duration, default=None, metavar="DURATION", help="only older markers (default: 30m)"
     )
     compact.add_argument("--recorded", action="store_true", help="record it, so that no older snapshot omits them")
     compact.add_argument("-f", "--force", action="store_true", help="skip the confirmation")
@@ -138,6 +146,11 @@ def _add(shell: Shell) -> None:
 
 
 def _edit(shell: Shell) -> None:
+    if shell.options.key:
+        if _config(shell.options, _FIELDS).fields_set - {"bucket", "stream"}:
+            raise UsageError("a key excludes settings of the bucket: they are changed without one")
+        edit_value(shell)
+        return
     config = _config(shell.options, _FIELDS)
     if config.fields_set <= {"bucket", "stream"}:
         raise UsageError("nothing to change: pass the settings to change, such as --history 5")

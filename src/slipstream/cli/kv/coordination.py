@@ -63,10 +63,10 @@ def _add_lease(parser: Parser) -> None:
         "--ttl",
         type=values.duration,
         default=None,
-        metavar="TIME",
+        metavar="DURATION",
         help="lease duration: it expires so long after this process ends (default: 15s)",
     )
-    parser.add_argument("--wait", type=values.seconds, default=None, metavar="TIME", help="maximum wait")
+    parser.add_argument("--wait", type=values.seconds, default=None, metavar="DURATION", help="maximum wait")
     parser.add_argument("program", nargs="+", metavar="COMMAND", help="the command, after --")
 
 

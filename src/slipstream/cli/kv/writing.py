@@ -60,7 +60,7 @@ def add(group: Commands) -> None:
 
 
 def _add_ttl(parser: Parser, text: str) -> None:
-    parser.add_argument("--ttl", type=values.duration, default=None, metavar="TIME", help=text)
+    parser.add_argument("--ttl", type=values.duration, default=None, metavar="DURATION", help=text)
 
 
 @contextmanager

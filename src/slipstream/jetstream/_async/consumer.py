@@ -27,6 +27,7 @@ from slipstream.errors import (
     StatusError,
     UsageError,
 )
+from slipstream.jetstream import requests
 from slipstream.jetstream._async.consumer_handle import ConsumerHandle
 from slipstream.jetstream._async.consuming import Consuming, WorkerOptions
 from slipstream.jetstream._async.context import JetStreamContext
@@ -85,6 +86,21 @@ class Consumer:
     async def resume(self, *, timeout: Duration | None = None) -> Pause:
         """End a pause."""
         return await self._context.run(self._context.consumer_api.pause(self.stream, self.name, 0), timeout=timeout)
+
+    async def reset(self, seq: int | None = None, *, timeout: Duration | None = None) -> int:
+        """Deliver again from a sequence on, and forget what was delivered; returns the sequence that comes next.
+
+        Without a sequence it goes on behind the ack floor. A sequence must not be before the start of the consumer's
+        deliver policy. Servers before nats-server 2.14 do not have it.
+        """
+        if seq is not None:
+            requests.check_seq(seq, "seq", least=1)
+        call = self._context.consumer_api.reset(self.stream, self.name, seq or 0)
+        return await self._context.run(call, timeout=timeout)
+
+    async def unpin(self, group: str, *, timeout: Duration | None = None) -> None:
+        """Let another client of a priority group take over from the one that is pinned."""
+        await self._context.run(self._context.consumer_api.unpin(self.stream, self.name, group), timeout=timeout)
 
     async def fetch(self, batch: int, *, timeout: Duration = 5.0, max_bytes: int = 0) -> list[JsMessage]:
         """Up to `batch` messages: those that are available, or else those that arrive within `timeout`; perhaps none.
