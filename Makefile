@@ -19,7 +19,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
 export PYTHONDONTWRITEBYTECODE :=
 
 # The first that runs and is new enough: a name on PATH may be a shim with nothing behind it.
-FIND_PYTHON = for python in $(PYTHON) python3.13 python3.12 python3.11 python3; do \
+FIND_PYTHON = for python in $(PYTHON) python3.14 python3.13 python3.12 python3.11 python3; do \
 	    "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && break; \
 	    python=; \
 	done; \
