@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -444,3 +446,12 @@ class TestTables:
     )
     def test_mistakes_of_a_table(self, old: str, new: str, message: str) -> None:
         assert any(message in one[2] for one in mistakes((self.TEXT + OUT).replace(old, new)))
+
+
+def test_a_file_is_read_without_pyspark() -> None:
+    """`pipeline validate` works where Spark is not installed, and does not wait for its import."""
+    code = (
+        "import sys; from slipstream.spark.pipelines import parse; parse(sys.argv[1]); print('pyspark' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, SMALL], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == "False\n"
