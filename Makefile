@@ -10,6 +10,7 @@ STAMP := $(VENV)/.installed
 ARCHIVE := $(VENV)/spark.jsa
 SPARK_TESTS := tests/spark tests/test_docs.py
 MERMAID := build/mermaid/package/dist/mermaid.min.js
+IFRAME_WORKER := build/iframe-worker/package/shim/index.js
 
 # Outside an activated environment Spark's workers would run the system's Python, which has none of our packages.
 export PYSPARK_PYTHON := $(CURDIR)/$(PY)
@@ -86,6 +87,9 @@ docs: $(STAMP) ## The documentation as a site, in build/site
 	@test -f $(MERMAID) || { mkdir -p build/mermaid && (cd build/mermaid && npm pack --silent mermaid@11 >/dev/null && tar xzf mermaid-*.tgz); } \
 	    || echo 'note: npm is not available, so diagrams are shown as text' >&2
 	@test ! -f $(MERMAID) || cp $(MERMAID) build/site/assets/
+	@test -f $(IFRAME_WORKER) || { mkdir -p build/iframe-worker && (cd build/iframe-worker && npm pack --silent iframe-worker@1 >/dev/null && tar xzf iframe-worker-*.tgz); } \
+	    || echo 'note: npm is not available, so search needs a web server' >&2
+	@test ! -f $(IFRAME_WORKER) || cp $(IFRAME_WORKER) build/site/assets/iframe-worker.js
 	@echo "build/site/index.html"
 
 clean: ## Remove the environment, caches and results

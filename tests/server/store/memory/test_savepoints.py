@@ -153,3 +153,17 @@ def test_a_stream_without_changes_costs_nothing_to_restore() -> None:
     store.roll_back(1)
     assert log.snapshot()._indexes()[0] is index  # type: ignore[attr-defined]
     assert len(index.messages) == 100
+
+
+def test_a_record_that_several_groups_changed_returns_to_its_first_value() -> None:
+    store = MemoryStore()
+    log = store.create("S", b"")
+    log.keep("old", b"0")
+    carry(store)
+    store.add_savepoint()
+    for value in (b"1", b"2", None):
+        log.keep("old", value)
+        log.keep("new", value)
+        carry(store)
+    store.roll_back(1)
+    assert log.kept() == {"old": b"0"}
