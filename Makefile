@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-cluster test test-floor check bench soak spec docs clean java
+.PHONY: help demo demo-cluster test test-floor check bench soak spec docs clean java browser
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -45,7 +45,7 @@ demo-cluster: java $(STAMP) ## The same on three nats-servers and a Spark cluste
 # processes have the other half, after the rest, whose tests have deadlines (nice). spark_archive.py lets them start in half the
 # time. Each of the two takes the next test when it is done with one (loadgroup without groups), so that neither is left with a
 # long file in the end. What they print comes last.
-test: java $(STAMP) check ## Lint, types and all tests but the long ones
+test: java browser $(STAMP) check ## Lint, types and all tests but the long ones
 	@$(FIND_JAVA); \
 	log=$$(mktemp); \
 	{ $(PY) tools/spark_archive.py $(ARCHIVE); exec nice -n 5 $(PY) -m pytest -m "not soak and spark" -n 2 --dist loadgroup \
@@ -100,6 +100,10 @@ clean: ## Remove the environment, caches and results
 # Before the long installation, so that a machine without Java hears of it at once, or gets one where it may.
 java:
 	@$(FIND_PYTHON); "$$python" tools/java_home.py --install >/dev/null
+
+# For the tests of the console; where it cannot be had, they are skipped, and this says so.
+browser:
+	@$(FIND_PYTHON); "$$python" tools/browser.py
 
 $(STAMP): pyproject.toml
 	@$(FIND_PYTHON); \

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import httpx
 import pytest
 
 from slipstream.cli import pipeline
 from slipstream.cli.main import main
+from slipstream.server import Server
+from slipstream.spark.pipelines import load
+from slipstream.spark.pipelines.runner import Runner
+from slipstream.spark.pipelines.state import QueryState, StateFolder
 from tests.cli.support import Cli
 
 FILE = """
@@ -116,3 +122,35 @@ def test_validate_reports_mistakes_with_positions(tmp_path: Path, capsys: pytest
     assert main(["pipeline", "validate", str(file)]) == 2
     assert f"{file}:10:1: unknown key typo" in capsys.readouterr().err
     assert main(["pipeline", "validate", str(tmp_path / "none.toml")]) == 2
+
+
+def test_run_brings_a_console_along_that_finds_the_server_of_the_run(
+    file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without Spark: the run is a server and the record that a run makes of it."""
+    seen: dict[str, Any] = {}
+
+    def run(_: Runner) -> dict[str, QueryState]:
+        state = StateFolder(load(file))
+        line = capsys.readouterr().out.strip()
+        base, token = line.removeprefix("console: ").split("/?token=")
+        with state.lock.held("the run"), Server() as server, httpx.Client(base_url=base, timeout=30) as browser:
+            assert browser.get("/", params={"token": token}).status_code == 303
+            seen["before"] = browser.get("/api/about").status_code
+            state.write_run(server.url, {"copy": QueryState(rows=7)})
+            deadline = time.monotonic() + 30
+            while (about := browser.get("/api/about")).status_code == 503 and time.monotonic() < deadline:
+                time.sleep(0.05)
+            seen["about"] = about.json()
+            with browser.stream("GET", "/api/pipelines/p/live") as answer:
+                first = next(line for line in answer.iter_lines() if line.startswith("data: "))
+            seen["sample"] = json.loads(first[6:])
+        return {}
+
+    monkeypatch.setattr(Runner, "run", run)
+    monkeypatch.setattr(pipeline, "_check_spark", lambda: None)
+    assert main(["pipeline", "run", file, "--console", "--once"]) == 0
+    assert seen["before"] == 503
+    assert seen["about"]["write"] is False
+    assert seen["sample"]["outputs"]["copy"]["rows"] == 7
+    assert seen["sample"]["pid"] > 0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
 
 import slipstream
+from slipstream.console.app import VIEWS
 from slipstream.server import Server
 from slipstream.testing import TestServer
 from tests.console.support import Site, console
@@ -219,3 +221,69 @@ def test_with_write_changes_are_made_and_conflicts_are_told() -> None:
             for _ in range(5):  # whoever answers: no page has a hole
                 page = browser.get("/api/streams/S/messages?subject=").json()
                 assert [message["seq"] for message in page["messages"]] == [1, 2]
+
+
+def filled(path: str) -> str:
+    """An address of the API with names in its places."""
+    for place, name in {"stream": "ORDERS", "consumer": "workers", "bucket": "settings", "pipeline": "p"}.items():
+        path = path.replace(f"{{{place}}}", name)
+    return path.replace("{command}", "hold")
+
+
+def test_every_endpoint_checks_cookie_origin_host_and_write(
+    site: Site, browser: httpx.Client, js: slipstream.BlockingJetStream
+) -> None:
+    """Whatever is declared later is checked as well."""
+    before = js.stream("ORDERS").info().state.last_seq, js.stream("KV_settings").info().state.last_seq
+    endpoints = [endpoint for view in VIEWS for endpoint in view.ENDPOINTS]
+    assert len(endpoints) > 30
+    with httpx.Client(base_url=site.base, timeout=30) as stranger:
+        for endpoint in endpoints:
+            _check_endpoint(endpoint, site, browser, stranger)
+    after = js.stream("ORDERS").info().state.last_seq, js.stream("KV_settings").info().state.last_seq
+    assert after == before
+
+
+def _check_endpoint(endpoint: Any, site: Site, browser: httpx.Client, stranger: httpx.Client) -> None:
+    path, method = filled(endpoint.path), "POST" if endpoint.writes else "GET"
+    kind = {"Content-Type": endpoint.body} if endpoint.writes else {}
+
+    def ask(client: httpx.Client, **headers: str) -> int:
+        with client.stream(method, path, content=b"{}" if endpoint.writes else None, headers=kind | headers) as answer:
+            assert "default-src 'none'" in answer.headers["content-security-policy"], path
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            return answer.status_code
+
+    assert ask(stranger) == 401, path
+    for cookie in ("", "x", site.token, "a" * 64):
+        assert ask(stranger, Cookie=f"{cookie_name(browser)}={cookie}") == 401, path
+    assert ask(browser, Origin="http://evil.example") == 403, path
+    assert ask(browser, Origin=site.base.replace("127.0.0.1", "localhost")) == 403, path
+    assert ask(browser, **{"Sec-Fetch-Site": "cross-site"}) == 403, path
+    assert ask(browser, Host="evil.example") == 421, path
+    if endpoint.writes:
+        assert ask(browser) == 403, path  # a read-only console
+    for verb in ("GET", "PUT", "DELETE", "PATCH") if endpoint.writes else ("POST", "PUT", "DELETE"):
+        assert browser.request(verb, path).status_code == 405, (verb, path)
+
+
+def cookie_name(browser: httpx.Client) -> str:
+    return next(iter(browser.cookies))
+
+
+def test_names_with_control_characters_and_wildcards_reach_no_other_subject(
+    url: str, browser: httpx.Client, js: slipstream.BlockingJetStream
+) -> None:
+    with slipstream.connect_blocking(url) as client, client.subscribe("stolen.>") as stolen:
+        client.flush()
+        for name in ("X%0d%0aPUB stolen.x 2%0d%0ahi", "ORDERS stolen.x", "*", ">", "ORDERS.workers", "%00", "a" * 5000):
+            for path in ("{}", "{}/subjects", "{}/messages", "{}/at?time=2026-01-01T00:00:00Z", "{}/search?text=x"):
+                status = browser.get(f"/api/streams/{path.format(name)}").status_code
+                assert 400 <= status < 600, (name, path)
+            for path in (f"/api/buckets/{name}/tree", f"/api/objects/{name}", f"/api/trust/{name}?subject=x"):
+                assert 400 <= browser.get(path).status_code < 600, path
+        with pytest.raises(slipstream.RequestTimeoutError):
+            stolen.next(timeout=0.2)
+    assert js.stream("ORDERS").info().state.consumer_count == 1
+    for query in ("after=-1", "after=1e3", "before=99999999999999999999", "time=never", "subject=a b"):
+        assert browser.get(f"/api/streams/ORDERS/messages?{query}").status_code == 400, query

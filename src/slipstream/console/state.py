@@ -96,7 +96,9 @@ class ConsoleState:
             await asyncio.sleep(RETRY)
 
     async def _connect(self, stack: contextlib.AsyncExitStack, arguments: Arguments, jetstream: Arguments) -> None:
-        client = await stack.enter_async_context(slipstream.connect(**arguments))
+        # A server that went away is shown in the page: beside a server or a pipeline the log is theirs.
+        quiet = {"on_event": lambda event: log.info("%s: %s", event.server, event.kind), **arguments}
+        client = await stack.enter_async_context(slipstream.connect(**quiet))
         self._client, self._js = client, client.jetstream(**jetstream)
         self._sampler = Sampler(client, self._js, self.settings.monitors)
         stack.callback(self._forget)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -24,6 +25,7 @@ log = logging.getLogger("slipstream.console")
 LARGEST_BODY = 8 * 1024 * 1024
 JSON, BYTES = "application/json", "application/octet-stream"
 S = TypeVar("S")
+_NAME = re.compile(r"[^\s.*>/\\\x00-\x20\x7f]{1,255}")
 
 
 class Problem(Exception):  # noqa: N818
@@ -49,6 +51,7 @@ def answering(endpoint: Endpoint[S], state: S, *, may_write: bool) -> Callable[[
 
     async def answer(request: Request) -> Response:
         try:
+            _check_names(request)
             if endpoint.writes:
                 _check_write(request, endpoint.body, may_write=may_write)
             async with asyncio.timeout(endpoint.timeout):
@@ -63,6 +66,13 @@ def answering(endpoint: Endpoint[S], state: S, *, may_write: bool) -> Callable[[
         return Response(msgspec.json.encode(body), status, media_type=JSON)
 
     return answer
+
+
+def _check_names(request: Request) -> None:
+    """Names become tokens of subjects: one that cannot be a name reaches no server, and no other subject."""
+    for place, name in request.path_params.items():
+        if not _NAME.fullmatch(name):
+            raise Problem(400, f"{place} must be a name of at most 255 characters without dots, wildcards and spaces")
 
 
 def _check_write(request: Request, wanted: str, *, may_write: bool) -> None:

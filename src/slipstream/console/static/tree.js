@@ -10,7 +10,7 @@ export function tree(load, {unit, open, current = () => false}) {
         const found = await load(prefix, offset);
         for (const row of found.rows) draw(row);
         list.append(foot);
-        foot.replaceChildren(rows.size ? "" : `no ${unit}s`, found.tokens > found.rows.length ? `${number(found.tokens - found.rows.length)} more tokens on this level: filter for them ` : "",
+        foot.replaceChildren(rows.size ? "" : `no ${unit}s`, found.sample ? `${number(found.total)} in all; this level and its counts are of the last ${number(found.sample)} messages. A filter, or a branch, shows all. ` : "", found.tokens > found.rows.length ? `${number(found.tokens - found.rows.length)} more tokens on this level: filter for them ` : "",
           found.cut ? "more keys than are looked at: filter for them " : "",
           found.next ? h("button", {class: "small", onclick: () => add(found.next)}, `${number(found.read)} of ${number(found.total)} subjects read · read more`) : "");
       } catch (error) { foot.replaceChildren(errorBox(error, () => add(offset))); }

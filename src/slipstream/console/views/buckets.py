@@ -107,8 +107,13 @@ async def _tree(state: ConsoleState, request: Request) -> Any:
     bucket, query = request.path_params["bucket"], request.query_params
     prefix = query.get("prefix", "")
     if not _codecs(state, bucket):
+        root = f"$KV.{bucket}"
         found = await level(
-            state, f"KV_{bucket}", f"$KV.{bucket}{'.' + prefix if prefix else ''}", whole(query.get("offset"), "offset")
+            state,
+            f"KV_{bucket}",
+            f"{root}.{prefix}" if prefix else root,
+            whole(query.get("offset"), "offset"),
+            whole_prefix=root,
         )
         return found | {"prefix": prefix}
     kv, read = await _open(state, request), 0
