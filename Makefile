@@ -2,13 +2,16 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-cluster test test-floor check bench soak spec docs clean java browser
+.PHONY: help demo demo-cluster test test-native test-floor check bench native pure soak spec docs clean java browser
 
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 ARCHIVE := $(VENV)/spark.jsa
 SPARK_TESTS := tests/spark tests/test_docs.py
+# What `make test` also runs on the compiled form: the tests of the modules that are compiled, and of their wire behaviour.
+NATIVE_TESTS := tests/wire tests/client tests/server/engine tests/server/store tests/test_form.py tests/jetstream/reads \
+    tests/conformance/_sync
 MERMAID := build/mermaid/package/dist/mermaid.min.js
 IFRAME_WORKER := build/iframe-worker/package/shim/index.js
 
@@ -52,10 +55,17 @@ test: java browser $(STAMP) check ## Lint, types and all tests but the long ones
 	    $(SPARK_TESTS); } \
 	    >$$log 2>&1 & spark=$$!; \
 	trap 'kill $$spark 2>/dev/null' INT TERM; \
-	$(PY) -m pytest -m "not soak and not spark" -n 5; plain=$$?; \
+	SLIPSTREAM_PURE=1 $(PY) -m pytest -m "not soak and not spark" -n 5; plain=$$?; \
 	echo 'waiting for the tests of Spark'; \
 	wait $$spark; spark=$$?; cat $$log; rm -f $$log; \
 	exit $$((plain || spark))
+
+# The compiled form is built beside src, so that the tests above are of the sources; a build is kept until one of them changes.
+# Tests that cannot run on it are in tests/pure_only.py. The C compiler optimises little: the build takes half the time.
+test-native: $(STAMP) ## The tests of the compiled modules, on the compiled form (part of `make test`)
+	@built=$$($(PY) tools/native.py build --level 1); code=$$?; \
+	if [ $$code = 3 ]; then exit 0; elif [ $$code != 0 ]; then exit $$code; fi; \
+	PYTHONPATH=$$built $(PY) -m pytest -m "not soak and not spark" -n 5 -p no:cacheprovider $(NATIVE_TESTS)
 
 test-floor: ## The tests but those of Spark with the oldest packages that pyproject.toml allows
 	@$(FIND_PYTHON); set -e; \
@@ -71,11 +81,22 @@ check: $(STAMP) ## Lint, formatting, types, generated code
 	$(PY) -m mypy
 	$(PY) tools/unasync.py --check
 
+native: $(STAMP) ## Compile the hot modules, in place; `make pure` removes them again
+	@$(PY) tools/native.py install && $(PY) -m slipstream --version
+
+pure: $(STAMP) ## Remove the compiled modules
+	@$(PY) tools/native.py remove && $(PY) -m slipstream --version
+
 bench: java $(STAMP) ## Compare with nats-py on the same server, as ratios
 	@$(FIND_JAVA); $(PY) -m benchmarks
 
 soak: java $(STAMP) ## The long fault runs
-	@$(FIND_JAVA); $(PY) -m pytest -m soak
+	@$(FIND_JAVA); SLIPSTREAM_PURE=1 $(PY) -m pytest -m soak; pure=$$?; \
+	built=$$($(PY) tools/native.py build --level 1); code=$$?; \
+	if [ $$code = 3 ]; then exit $$pure; elif [ $$code != 0 ]; then exit $$code; fi; \
+	PYTHONPATH=$$built $(PY) -m pytest -m "soak and not spark"; compiled=$$?; \
+	PYTHONPATH=$$built $(PY) -m pytest -m "not soak and not spark" -n 5; \
+	exit $$((pure || compiled || $$?))
 
 spec: $(STAMP) ## Which rows of docs/requirements.md the last test results prove; also as docs/proofs.md
 	@$(PY) tools/spec.py --write docs/proofs.md
@@ -95,6 +116,7 @@ docs: $(STAMP) ## The documentation as a site, in build/site
 clean: ## Remove the environment, caches and results
 	rm -rf $(VENV) $(VENV)-floor build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage htmlcov .spec-results.json .spec-results.lock
 	rm -rf spark-warehouse metastore_db artifacts derby.log
+	find src -name '*.so' -delete; rm -f src/slipstream/native.json
 	find src tests tools benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # Before the long installation, so that a machine without Java hears of it at once, or gets one where it may.

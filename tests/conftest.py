@@ -18,7 +18,7 @@ from tests.cluster import Cluster
 from tests.servers import real_server
 from tools.spark_archive import SHORT_LIVED
 
-pytest_plugins = ["tests.spec_plugin", "tests.steady"]
+pytest_plugins = ["tests.pure_only", "tests.spec_plugin", "tests.steady"]
 
 # How quickly a machine draws examples says nothing about the code.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])

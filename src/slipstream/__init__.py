@@ -6,8 +6,13 @@ begin with `Blocking`. Each is imported when it is first used, so that a server 
 client for the server.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+# Compiled modules that `make native` put here may be older than their sources, and must not be imported then.
+if os.environ.get("SLIPSTREAM_PURE") or os.path.exists(os.path.join(os.path.dirname(__file__), "native.json")):
+    import_module("slipstream.form")
 
 if TYPE_CHECKING:
     from slipstream import api, errors, frames, server, testing
@@ -177,6 +182,7 @@ if TYPE_CHECKING:
     from slipstream.facade._sync.client import JetStream as BlockingJetStream
     from slipstream.facade._sync.client import Session as BlockingSession
     from slipstream.facade._sync.client import connect as connect_blocking
+    from slipstream.form import COMPILED as __compiled__  # noqa: N811
     from slipstream.jetstream._async.atomic_batch import AtomicBatch
     from slipstream.jetstream._async.consumer import Consumer
     from slipstream.jetstream._async.consuming import Consuming
@@ -472,6 +478,7 @@ __all__ = [
     "WrongLastMsgIdError",
     "WrongLastSequenceConstantError",
     "WrongLastSequenceError",
+    "__compiled__",
     "__version__",
     "api",
     "connect",
@@ -525,6 +532,7 @@ _MODULES = {
     "server": ("Health", "Server"),
 }
 _RENAMED = {
+    "__compiled__": ("form", "COMPILED"),
     "__version__": ("version", "VERSION"),
     "connect_blocking": ("facade._sync.client", "connect"),
     "open_local_key_value_blocking": ("kv._sync.key_value", "open_local_key_value"),

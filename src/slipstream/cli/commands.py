@@ -10,6 +10,7 @@ from functools import partial
 from importlib import import_module
 
 from slipstream.cli.common import Commands, HelpFormatter, Parser, shared_options
+from slipstream.form import DESCRIPTION
 from slipstream.version import VERSION
 
 # Section of the help -> module -> its commands, with their aliases, in the order of the help.
@@ -53,7 +54,7 @@ def build_parser() -> Parser:
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"slipstream {VERSION}")
+    parser.add_argument("--version", action="version", version=f"slipstream {VERSION} ({DESCRIPTION})")
     parsers = parser.add_subparsers(metavar="COMMAND", dest="command")
     commands = Commands(parsers, shared_options(), parser.listed)
     for section, modules in SECTIONS.items():

@@ -367,8 +367,8 @@ class Session:
         sinks, cut = requests.sinks, self._inbox_cut
         # Messages in a row for one subscription are delivered together: one check of bounds, one wake-up.
         runs: list[tuple[bytes, list[Msg]]] = []
-        run_sid, run = b"", list[Msg]()
-        push = run.append
+        run_sid = b""
+        run: list[Msg] = []
         for event in events:
             if event.__class__ is not Msg:
                 self._in_msgs -= 1
@@ -393,9 +393,8 @@ class Session:
                 continue
             if sid != run_sid:
                 run_sid, run = sid, []
-                push = run.append
                 runs.append((sid, run))
-            push(event)
+            run.append(event)
         if runs:
             self.subscriptions.deliver(runs)
         return self.effects.take() if self.effects.pending else []

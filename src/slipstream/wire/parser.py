@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -35,20 +35,24 @@ from slipstream.wire.handshake import ConnectOptions, ServerInfo
 
 MAX_CONTROL_LINE = 4096
 MAX_SERVER_LINE = 1024 * 1024  # INFO of a large cluster lists every address
-MAX_NUMBER = (1 << 63) - 1
+MAX_NUMBER: Final = 9_223_372_036_854_775_807  # of an int64
 # A server adds headers to what was published: a Direct Get of a message of `max_payload` bytes is larger than that.
-SERVER_HEADROOM = 64 * 1024
+SERVER_HEADROOM: Final = 64 * 1024
 
-_OPERATION_ROOM = 16  # the limit is for the arguments, as in nats-server: `CONNECT`, white space and CR come on top
+# The limit is for the arguments, as in nats-server: `CONNECT`, white space and CR come on top.
+_OPERATION_ROOM: Final = 16
 
-_TAB, _LF, _CR, _H = b"\t\n\rH"
+_TAB: Final = 0x09
+_LF: Final = 0x0A
+_CR: Final = 0x0D
+_H: Final = 0x48
 
 # Sizes below 4 KiB as they end a line and as they stand within it, remembered: one look-up instead of three checks.
-_TOTALS: dict[bytes, int] = {}
-_HEADS: dict[bytes, int] = {}
-_LEARN_BELOW = 4096
+_TOTALS: Final[dict[bytes, int]] = {}
+_HEADS: Final[dict[bytes, int]] = {}
+_LEARN_BELOW: Final = 4096
 
-_new = tuple.__new__
+_new: Final = tuple.__new__
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 _Handshake = TypeVar("_Handshake", ServerInfo, ConnectOptions)
 
@@ -118,9 +122,7 @@ class Parser:
 
     def _frames(self, data: bytes, pos: int, events: list[Event]) -> tuple[int, int]:
         """Append the events from `pos` on; return where the incomplete rest begins, and its whole size if known."""
-        append = events.append
-        find = data.find
-        known_total, known_head = _TOTALS.get, _HEADS.get
+        totals, heads = _TOTALS, _HEADS
         size = len(data)
         server = self._from_server
         limit = self.max_payload + SERVER_HEADROOM if server else self.max_payload
@@ -128,20 +130,20 @@ class Parser:
         plain, headed = (b"MSG", b"HMSG") if server else (b"PUB", b"HPUB")
         fixed = 2 if server else 1  # subject and sid; subject
         while pos < size:
-            eol = find(b"\n", pos)
+            eol = data.find(b"\n", pos)
             if eol < 0 or eol - pos >= cap:
                 if size - pos >= cap:
                     raise _line_too_long(self.max_control_line)
                 return pos, 0
             line = data[pos:eol]
             args = line.split(b" ")
-            total = known_total(args[-1])
+            total = totals.get(args[-1])
             if args[0] == plain:
                 head: int | None = 0
                 names = len(args) - 2
             elif args[0] == headed:
                 names = len(args) - 3
-                head = known_head(args[-2]) if names > 0 else None
+                head = heads.get(args[-2]) if names > 0 else None
             else:
                 head = None
                 names = 0
@@ -155,7 +157,7 @@ class Parser:
                 tokens = _split(line)
                 operation = tokens[0].upper() if tokens else b""
                 if operation != plain and operation != headed:
-                    append(self._control(operation, tokens, line))
+                    events.append(self._control(operation, tokens, line))
                     pos = eol + 1
                     continue
                 args, names, head, total = _message_arguments(operation, tokens, fixed)
@@ -174,13 +176,13 @@ class Parser:
             if server:
                 try:
                     reply = args[3].decode() if names == 3 else ""
-                    append(_new(Msg, (args[1].decode(), args[2], reply, header, data[body:end])))
+                    events.append(_new(Msg, (args[1].decode(), args[2], reply, header, data[body:end])))
                 except UnicodeDecodeError:  # nats-server lets any bytes through: no publisher may cut its readers off
                     reply = _lossy(args[3]) if names == 3 else ""
-                    append(Msg(_lossy(args[1]), args[2], reply, header, data[body:end]))
+                    events.append(Msg(_lossy(args[1]), args[2], reply, header, data[body:end]))
             else:
                 reply = args[2].decode() if names == 2 else ""
-                append(_new(Pub, (args[1].decode(), reply, header, data[body:end])))
+                events.append(_new(Pub, (args[1].decode(), reply, header, data[body:end])))
             pos = end + 2
         return pos, 0
 

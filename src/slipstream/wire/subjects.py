@@ -37,8 +37,9 @@ def has_wildcard(subject: str) -> bool:
     return "*" in tokens or ">" in tokens
 
 
-def check_subject(subject: str) -> str:
-    """Return `subject`; raise a UsageError if it cannot be published to."""
+def check_subject(subject: object) -> str:
+    """Return `subject`; raise a UsageError if it cannot be published to. It comes from a program and may be anything:
+    of a `str` compiled code would raise a TypeError before it is looked at."""
     if not isinstance(subject, str) or not is_valid_subject(subject):
         raise invalid_subject(subject)
     return subject
@@ -49,7 +50,7 @@ def invalid_subject(subject: object) -> UsageError:
     return UsageError(f"subject must be tokens joined by dots, without white space and wildcards, got {subject!r}")
 
 
-def check_filter(subject: str) -> str:
+def check_filter(subject: object) -> str:
     """Return `subject`; raise a UsageError if it cannot be subscribed to."""
     if not isinstance(subject, str) or not is_valid_filter(subject):
         raise UsageError(

@@ -52,11 +52,11 @@ class Part(enum.Flag):
     """What of a message is read, beside its sequence."""
 
     NOTHING = 0
-    SUBJECT = enum.auto()
-    TIME = enum.auto()
-    HEADER = enum.auto()
-    DATA = enum.auto()
-    ALL = SUBJECT | TIME | HEADER | DATA
+    SUBJECT = 1
+    TIME = 2
+    HEADER = 4
+    DATA = 8
+    ALL = 15
 
 
 class Columns(NamedTuple):

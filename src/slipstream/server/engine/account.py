@@ -31,7 +31,8 @@ from slipstream.server.engine.replication.source import SourceIngest, source_key
 from slipstream.server.engine.services import SharedServices
 from slipstream.server.engine.snapshots.reader import SnapshotReader
 from slipstream.server.engine.streams.features import with_level
-from slipstream.server.engine.streams.stream import StoredStream, Stream
+from slipstream.server.engine.streams.stored_stream import StoredStream
+from slipstream.server.engine.streams.stream import Stream
 from slipstream.server.engine.subject_index import SubjectIndex
 from slipstream.wire import overlaps
 

@@ -31,6 +31,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
+from typing import Final
 
 from slipstream.api import Storage
 from slipstream.errors import StreamStoreFailedError, UsageError
@@ -68,7 +69,8 @@ MAX_CLOSED = 1000  # closed connections that monitoring still shows
 
 _NO_SHORTCUTS: Mapping[str, Subscriber] = {}
 # Replies between these two are not reserved, `_INBOX.…` among them: one comparison for nearly every message.
-_FREE_FROM, _FREE_TO = "_H", "_R"
+_FREE_FROM: Final = "_H"
+_FREE_TO: Final = "_R"
 
 
 class Engine:

@@ -336,7 +336,9 @@ def matches_any(patterns: Iterable[str]) -> Callable[[str], bool]:
     if ">" in chosen:
         return matcher(">")
     if len(chosen) > FEW_PATTERNS:
-        return SubjectSet(pattern for pattern in chosen if is_valid_filter(pattern)).matches  # others match no subject
+        return SubjectSet(
+            [pattern for pattern in chosen if is_valid_filter(pattern)]
+        ).matches  # others match no subject
     literals = frozenset(pattern for pattern in chosen if not has_wildcard(pattern))
     fits = [matcher(pattern) for pattern in chosen if pattern not in literals]
     if not fits:

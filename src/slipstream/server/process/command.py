@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from slipstream.errors import Error, UsageError
+from slipstream.form import DESCRIPTION
 from slipstream.server.options import COMMAND_DEFAULTS
 from slipstream.server.process import flags as command_line
 from slipstream.server.process import logs, recovery
@@ -126,7 +127,7 @@ async def _serve(
     server = Server.of(options.server)
     settings = server.settings
     log.info("Starting slipstream server")
-    log.info("  Version:  %s (as nats-server %s)", VERSION, settings.version)
+    log.info("  Version:  %s (as nats-server %s), %s", VERSION, settings.version, DESCRIPTION)
     log.info("  Name:     %s", settings.server_name)
     log.info("  ID:       %s", settings.server_id)
     if options.server.jetstream:

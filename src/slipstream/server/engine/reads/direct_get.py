@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Annotated, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -18,6 +18,7 @@ from slipstream.errors import CorruptRecordError, StoreError
 from slipstream.server.engine.core.session import Session
 from slipstream.server.engine.jobs import RECEIVE_UNITS, SLICE_UNITS, Load, Progress
 from slipstream.server.engine.ports import LogSnapshot, Record, Walk, has_wildcard
+from slipstream.server.engine.reads.appended_body import decode_appended
 from slipstream.server.engine.reads.frozen_log import LogView
 from slipstream.server.engine.services import Services
 from slipstream.server.engine.timers import Timer
@@ -640,14 +641,6 @@ def parse(payload: bytes) -> GetRequest | bytes:
     return request
 
 
-class _AppendedBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    min_last_seq: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    as_of: bool | None = None
-
-
-_decode_appended = msgspec.json.Decoder(_AppendedBody).decode
-
-
 def parse_compat(subject: str, payload: bytes) -> GetRequest | bytes:
     """The request as nats-server reads it: `min_last_seq` and `as_of` are fields that it does not know, and a request
     with the subject appended may have a body, in which no other message is named."""
@@ -669,7 +662,7 @@ def parse_appended(subject: str, payload: bytes) -> GetRequest | bytes:
     if not payload:
         return GetRequest(last_by_subj=subject)
     try:
-        body = _decode_appended(payload)
+        body = decode_appended(payload)
     except (msgspec.ValidationError, OverflowError):
         return BAD
     except (msgspec.DecodeError, ValueError, RecursionError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import filterfalse, islice
 from typing import Protocol
 
 from slipstream.errors import CorruptRecordError
@@ -175,7 +175,7 @@ class _Whole:
         yield 0
         there = set(self._log.from_on("", 0))
         every = range(self.committed.first_seq, self.committed.last_seq + 1) if there else ()
-        return list(islice((seq for seq in every if seq not in there), limit))
+        return list(islice(filterfalse(there.__contains__, every), limit))
 
 
 def records_of(log: LogView, seq: int = 0) -> Iterator[Record | int]:

@@ -102,7 +102,7 @@ class DuplicateWindow:
 
     def _drop(self, entry: _Entry) -> None:
         msg_id = entry[2]
-        if self._seen.get(msg_id) is entry:
+        if self._seen.get(msg_id) == entry:  # not `is`: compiled code has tuples by value
             del self._seen[msg_id]
 
 

@@ -34,24 +34,13 @@ from slipstream.server.engine.streams.publish_headers import (
     parse_publish_headers,
     remove_header,
 )
+from slipstream.server.engine.streams.stored_stream import StoredStream
 from slipstream.server.engine.streams.stream_time import StreamTime
 from slipstream.server.engine.streams.subject_limits import SubjectTrim
 from slipstream.wire import SubjectMapping, SubjectSet, is_valid_subject
 
 NO_LIMIT = 1 << 62
 _DUPLICATE = '"duplicate": true'
-
-
-class StoredStream(msgspec.Struct, frozen=True):
-    """The stored record of a stream, beside its messages."""
-
-    created: int
-    config: dict[str, object]
-    # Subjects may have more messages than the limit allows: see `SubjectTrim`. Stored under its first name.
-    trimming: bool = msgspec.field(default=False, name="thin")
-    restoring: bool = False  # a restore is running: the stream is not visible
-    positions: dict[str, tuple[int, str]] = {}  # of its sources: sequence, and the upstream's identity
-    fidelity: Fidelity | None = None  # of a mirror
 
 
 class Stream:

@@ -17,22 +17,22 @@ SLOW = 9, 10  # the stream's time runs at this rate while it is ahead
 class StreamTime:
     """Translates between the server's time and the stream's. In nanoseconds; both are the same for most streams."""
 
-    __slots__ = ("_real", "_stream", "caught_up")
+    __slots__ = ("_clock", "_stream", "caught_up")
 
     def __init__(self) -> None:
-        self._real = self._stream = 0  # the same moment in both, when the stream was loaded
+        self._clock = self._stream = 0  # the same moment in both, when the stream was loaded
         self.caught_up = 0  # from when on both are the same
 
     def begin(self, last: int, now: int) -> None:
         """A stream with its last message at `last` was loaded."""
-        self._real, self._stream = now, max(last, now)
+        self._clock, self._stream = now, max(last, now)
         self.caught_up = now + (self._stream - now) * SLOW[1] // (SLOW[1] - SLOW[0])
 
     def at(self, now: int) -> int:
         """The stream's time at a moment of the server's."""
         if now >= self.caught_up:
             return now
-        return max(now, self._stream + (now - self._real) * SLOW[0] // SLOW[1])
+        return max(now, self._stream + (now - self._clock) * SLOW[0] // SLOW[1])
 
     def until(self, moment: int, now: int) -> int:
         """The server's time at a moment of the stream's that is still to come."""

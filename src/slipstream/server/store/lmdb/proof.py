@@ -17,7 +17,7 @@ it is an error, not a hole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import lmdb
 
@@ -239,13 +239,14 @@ def blocks_with(base: Base, low: int, high: int) -> Iterable[int]:
     first, last = low // base.block, high // base.block
     if last - first <= 2 * base.per_segment * (len(base.segments) + 1):
         return range(first, last + 1)
+    return _blocks_of_segments(base, first, last)
+
+
+def _blocks_of_segments(base: Base, first: int, last: int) -> Iterator[int]:
     per = base.per_segment
-    return (
-        block
-        for number in sorted(base.segments)
-        if first // per <= number <= last // per
-        for block in range(max(first, number * per), min(last, number * per + per - 1) + 1)
-    )
+    for number in sorted(base.segments):
+        if first // per <= number <= last // per:
+            yield from range(max(first, number * per), min(last, number * per + per - 1) + 1)
 
 
 def check_index(env: Environment, base: Base, number: int) -> bool:

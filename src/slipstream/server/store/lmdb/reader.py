@@ -146,15 +146,16 @@ class LogReader:
         view = self._reader()
         found: set[int] = set()
         for pattern in patterns:
-            if pattern in ("", ">") or has_wildcard(pattern):
-                seqs: Iterator[int] = (or_damaged(view.last_in, s, row, up_to) for s, row in view.rows(pattern))
+            if pattern not in ("", ">") and not has_wildcard(pattern):
+                found.add(or_damaged(view.last_of, pattern, up_to))
             else:
-                seqs = iter((or_damaged(view.last_of, pattern, up_to),))
-            for seq in seqs:
-                if seq:
-                    found.add(seq)
-                    if len(found) > limit:
+                for subject, row in view.rows(pattern):
+                    found.add(or_damaged(view.last_in, subject, row, up_to))
+                    if len(found) > limit + 1:  # 0, for nothing found, may be one of them
                         return None
+            found.discard(0)
+            if len(found) > limit:
+                return None
         return sorted(found)
 
     def subjects(self, pattern: str) -> Iterator[tuple[str, int]]:

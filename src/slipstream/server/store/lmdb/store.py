@@ -105,6 +105,7 @@ class LmdbStore:
         if sync != "always":
             raise UsageError(f"sync must be 'always', got {sync!r}")
         self.tuning = tuning or Tuning()
+        self.size_of = record_size
         if not 1 <= self.tuning.segment <= 65_536:
             raise UsageError(f"tuning.segment must be from 1 to 65536 sequences, got {self.tuning.segment}")
         self._env = Environment(path, map_size=map_size, step=max(1, self.tuning.slice // 4))
@@ -135,8 +136,6 @@ class LmdbStore:
             raise
 
     # Streams.
-
-    size_of = staticmethod(record_size)
 
     def streams(self) -> list[tuple[str, bytes]]:
         return [(name, log.config) for name, log in self._streams.items()]

@@ -312,7 +312,7 @@ class View:
         recent = {n for delta in self.deltas for n in (*delta.tail, delta.current)}
         if high - low <= 2 * (len(base.indexed) + len(tail) + len(recent)):
             every = range(high, low - 1, -1) if down else range(low, high + 1)
-            return (n for n in every if n in base.indexed or n in tail or n in recent)
+            return _present(every, base, tail, recent)
         return sorted((n for n in {*base.indexed, *tail, *recent} if low <= n <= high), reverse=down)
 
     def _has_index(self, number: int) -> bool:
@@ -349,7 +349,9 @@ class View:
         base = self.base
         fits = matcher(pattern or ">")
         if number not in base.indexed or not self._has_index(number):
-            yield from ((s, q) for s, q in read_tail(self.env, base).get(number, {}).items() if fits(s))
+            for s, q in read_tail(self.env, base).get(number, {}).items():
+                if fits(s):
+                    yield s, q
             if number in base.poison:
                 yield "", base.poison[number]
             return
@@ -366,7 +368,9 @@ class View:
                 known = unpack_entry(key, value)
                 if known is None:
                     again = read_segment(self.env, base, number).items()
-                    yield from ((s, q) for s, q in again if subject_key(s) == key[12:] and fits(s))
+                    for s, q in again:
+                        if subject_key(s) == key[12:] and fits(s):
+                            yield s, q
                 elif fits(known[0]):
                     yield known[0], [start + offset for offset in known[1]]
 
@@ -399,7 +403,9 @@ class View:
                 known = unpack_entry(key, value)
                 if known is None:
                     again = read_segment(self.env, base, number).items()
-                    yield from ((s, q) for s, q in again if subject_key(s) == key[12:] and fits(s))
+                    for s, q in again:
+                        if subject_key(s) == key[12:] and fits(s):
+                            yield s, q
                 elif fits(known[0]):
                     yield known[0], [start + offset for offset in known[1]]
 
@@ -456,3 +462,10 @@ class View:
         if self.swept >= self.first:
             return row[0]
         return row[0] - sum(1 for _ in self.seqs(subject, self.swept, min(self.first - 1, row[2]), is_checked=False))
+
+
+def _present(numbers: Iterable[int], base: Base, tail: Tail, recent: set[int]) -> Iterator[int]:
+    """Those of the segments that have messages, as they are asked for."""
+    for number in numbers:
+        if number in base.indexed or number in tail or number in recent:
+            yield number

@@ -107,5 +107,5 @@ class MessageIndex:
             return iter(())
         last = next(reversed(messages))
         if last - seq > 4 * len(messages):  # more holes than messages
-            return (s for s in messages if s >= seq)
-        return (s for s in range(seq, last + 1) if s in messages)
+            return filter(seq.__le__, messages)
+        return filter(messages.__contains__, range(seq, last + 1))

@@ -350,8 +350,7 @@ class MemoryLog:
             else:
                 gap += 1
                 if gap == LOOKED:
-                    later = (s for index in indexes for s in index.messages if s > seq)
-                    seq, gap = min(later, default=end + 1) - 1, 0
+                    seq, gap = min((s for index in indexes for s in index.messages if s > seq), default=end + 1) - 1, 0
             seq += 1
 
     is_crowded = False

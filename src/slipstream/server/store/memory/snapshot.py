@@ -135,7 +135,7 @@ class MemorySnapshot:
 
     def _next_of(self, subject: str, seq: int) -> int:
         """The lowest sequence from `seq` on; 0 if there is none."""
-        parts = (index.by_subject[subject].from_on(seq) for index in self._indexes() if subject in index.by_subject)
+        parts = [index.by_subject[subject].from_on(seq) for index in self._indexes() if subject in index.by_subject]
         found = min((at for part in parts for at in islice(part, 1)), default=0)
         return found if found <= self.committed.last_seq else 0
 

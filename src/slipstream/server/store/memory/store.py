@@ -85,7 +85,8 @@ class MemoryStore:
             raise StoreError(f"stream {name!r} does not exist in the store")
         return entry
 
-    corrupt_records = named_records = 0
+    corrupt_records = 0
+    named_records = 0
 
     def losses(self) -> list[tuple[str, int, int, int]]:
         return []

@@ -1,0 +1,67 @@
+"""Tests that run on the pure form only, by name, each with its reason; a run on the compiled form leaves them out.
+
+Compiled code calls compiled code past Python, so a function or method that a test replaces is not noticed. Constants of
+modules are (unless `Final`), and so is everything in modules that are not compiled (`tools/native.py` has the list).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import slipstream
+
+REPLACED = "replaces a function or method of a compiled module"
+
+SUBCLASS = "makes a subclass of a compiled class, or puts a stand-in into one"
+# Folders that are not even imported.
+PURE_FOLDERS = {
+    "tests/server/simulation": SUBCLASS,  # a store on a simulated disk
+}
+# File -> its tests, or all of them ("").
+PURE_ONLY: dict[str, dict[str, str]] = {
+    "tests/wire/test_router.py": {
+        "test_a_hundred_thousand_subscriptions_stay_quick": REPLACED,
+    },
+    "tests/server/engine/consumers/test_many_pulls.py": {"": REPLACED},
+    "tests/jetstream/reads/test_range_reader.py": {
+        "test_columns_that_arrive_while_a_page_is_taken_come_with_the_next_take": SUBCLASS,
+    },
+    "tests/server/engine/reads/test_read_after_write.py": {
+        "test_a_satisfied_min_last_seq_costs_nothing": "counts calls of Python functions",
+    },
+    "tests/server/engine/streams/test_fast_batches.py": {
+        "test_a_damaged_record_is_reported_and_not_counted": REPLACED,
+    },
+    "tests/server/engine/streams/test_features.py": {
+        "test_a_damaged_message_leaves_with_its_neighbours": REPLACED,
+    },
+    "tests/server/store/lmdb/test_expiry.py": {
+        "test_expired_messages_are_found_without_reading_the_others": REPLACED,
+    },
+}
+
+
+def reason(item: pytest.Item) -> str:
+    """Why a test needs the pure form; empty if it does not."""
+    file, _, name = item.nodeid.partition("::")
+    known = PURE_ONLY.get(file, {})
+    return known.get("", "") or known.get(name.partition("[")[0], "")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    folder = collection_path.relative_to(config.rootpath) if collection_path.is_relative_to(config.rootpath) else ""
+    return True if slipstream.__compiled__ and str(folder) in PURE_FOLDERS else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if slipstream.__compiled__:
+        left_out = [item for item in items if reason(item)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not reason(item)]
+
+
+def pytest_report_header() -> str:
+    form = "compiled" if slipstream.__compiled__ else "pure Python"
+    return f"slipstream: {form}, {slipstream.__file__}"
