@@ -22,10 +22,10 @@ def test_a_message_and_a_key_among_a_million_are_found(capsys: pytest.CaptureFix
         js = client.jetstream()
         js.create_stream("MANY", subjects=["many.>"], storage="memory")
         js.create_key_value("many", storage="memory")
-        with js.publisher() as publisher:
+        with js.publisher(timeout=120) as publisher:
             for number in range(1, MANY + 1):
                 publisher.publish("many.rare" if number == 123_456 else f"many.{number % 100}", b"x" * 128)
-        with js.key_value("many").writer() as writer:
+        with js.key_value("many").writer(timeout=120) as writer:
             for number in range(MANY):
                 writer.put(f"group{number % 1000}.key{number}", b"v")
         with console(server.url) as site, httpx.Client(base_url=site.base, timeout=120) as browser:
