@@ -13,8 +13,9 @@ from slipstream.errors import ErrorCode
 def add(commands: Commands) -> None:
     """Declare the commands."""
     group = commands.group("errors", "look up error codes of the JetStream API", aliases=("error",))
-    parser = group.add("lookup", _lookup, "explain an error code", examples="  slipstream errors lookup 10059")
-    parser.add_argument("code", type=values.count, metavar="CODE", help="the err_code of an error, such as 10059")
+    example = int(ErrorCode.STREAM_NOT_FOUND)
+    parser = group.add("lookup", _lookup, "explain an error code", examples=f"  slipstream errors lookup {example}")
+    parser.add_argument("code", type=values.count, metavar="CODE", help=f"the err_code of an error, such as {example}")
     parser = group.add("ls", _list, "list error codes", aliases=("list",))
     parser.add_argument("text", nargs="?", default="", metavar="TEXT", help="only those whose text has this")
 
