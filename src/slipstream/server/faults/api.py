@@ -336,7 +336,7 @@ class FaultApi:
         try:
             body = msgspec.json.decode(payload, type=dict[str, Any]) if payload.strip() else {}
             answer = await runner.run(command, body, account=self._account.name)
-        except (Error, ValueError) as exc:
+        except (Error, ValueError, msgspec.MsgspecError) as exc:  # the last is a ValueError from msgspec 0.22 on only
             answer = {"error": str(exc)}
         self._send(reply, answer)
 
