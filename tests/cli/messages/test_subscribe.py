@@ -34,6 +34,16 @@ def test_a_stream_is_read_from_where_it_is_wanted(cli: Cli, fresh: str) -> None:
         assert time.monotonic() < deadline
 
 
+def test_the_time_of_arrival_is_shown_if_asked_for(cli: Cli, fresh: str) -> None:
+    cli.ok("stream", "add", fresh, "--subjects", fresh)
+    cli.ok("pub", "-J", fresh, "one")
+    reading = ("sub", "--stream", fresh, "--count", "1")
+    assert ", arrived 20" in cli.ok(*reading, "--timestamp").out
+    assert "arrived" not in cli.ok(*reading).out
+    [line] = cli.ok(*reading, "--timestamp", "--json").lines
+    assert line["time"] < line["arrived"]
+
+
 def test_new_messages_alone(cli: Cli, fresh: str) -> None:
     cli.ok("stream", "add", fresh, "--subjects", fresh)
     cli.ok("pub", "-J", fresh, "old")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Protocol
 
 from slipstream import BlockingJsMessage, Headers
@@ -28,6 +29,7 @@ def show(shell: Shell, message: Shown, number: int) -> None:
         out.data(message.data + b"\n")
         return
     bare = getattr(options, "headers_only", False)
+    arrived = time.time_ns() if getattr(options, "timestamp", False) else 0
     if out.is_json:
         fields: dict[str, object] = {"subject": message.subject}
         if isinstance(message, BlockingJsMessage):
@@ -36,12 +38,14 @@ def show(shell: Shell, message: Shown, number: int) -> None:
             fields |= {"time": values.rfc3339(message.time), "delivery": message.num_delivered}
         if message.reply:
             fields["reply"] = message.reply
+        if arrived:
+            fields["arrived"] = values.rfc3339(arrived)
         headers: dict[str, list[str]] = {}
         for name, value in message.headers.items():
             headers.setdefault(name, []).append(value)
         out.json(fields | ({"headers": headers} if headers else {}) | ({} if bare else payload(message.data)))
         return
-    out.text(f"[#{number}] {_origin(message)}")
+    out.text(f"[#{number}] {_origin(message)}" + (f", arrived {values.show_time(arrived)}" if arrived else ""))
     for name, value in message.headers.items():
         out.text(f"{name}: {value}")
     if not bare:
