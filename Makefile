@@ -9,7 +9,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 ARCHIVE := $(VENV)/spark.jsa
 SPARK_TESTS := tests/spark tests/test_docs.py
-# What `make test` also runs on the compiled form: the tests of the modules that are compiled, and of their wire behaviour.
+# What `make test-native` runs on the compiled form: the tests of the modules that are compiled, and of their wire behaviour.
 NATIVE_TESTS := tests/wire tests/client tests/server/engine tests/server/store tests/test_form.py tests/jetstream/reads \
     tests/conformance/_sync
 MERMAID := build/mermaid/package/dist/mermaid.min.js
@@ -62,7 +62,7 @@ test: java browser $(STAMP) check ## Lint, types and all tests but the long ones
 
 # The compiled form is built beside src, so that the tests above are of the sources; a build is kept until one of them changes.
 # Tests that cannot run on it are in tests/pure_only.py. The C compiler optimises little: the build takes half the time.
-test-native: $(STAMP) ## The tests of the compiled modules, on the compiled form (part of `make test`)
+test-native: $(STAMP) ## The tests of the compiled modules, on the compiled form
 	@built=$$($(PY) tools/native.py build --level 1); code=$$?; \
 	if [ $$code = 3 ]; then exit 0; elif [ $$code != 0 ]; then exit $$code; fi; \
 	PYTHONPATH=$$built $(PY) -m pytest -m "not soak and not spark" -n 5 -p no:cacheprovider $(NATIVE_TESTS)
