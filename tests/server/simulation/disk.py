@@ -46,6 +46,7 @@ class Disk:
         self.error_in = -1  # operations until an error
         self.is_full = False  # every write fails
         self.late_error = False  # the error at a commit comes after the commit has reached the disk
+        self.is_ahead = False  # the file has a group of which the store was told that it failed
         self.operations = 0
         self.survivors = ""  # what the last crash left, in words
 
@@ -53,6 +54,7 @@ class Disk:
         """A store has the file open: what it wrote is synced."""
         self.image = self._file.read_bytes()
         self.is_synced = True
+        self.is_ahead = False
 
     def operation(self, what: str) -> None:
         """A call that touches the disk: it may fail."""
@@ -88,6 +90,7 @@ class Disk:
         if syncs:
             self.image = self._file.read_bytes()
         if error is not None:
+            self.is_ahead = True
             raise error
 
     def crash(self) -> None:

@@ -423,17 +423,18 @@ class Workload:
                 if self.copies.mirror_of(name):
                     return lambda message: self._check_mirror(message, name, request)
                 return _no_responders
+            has_mirror = self.copies.mirror_of(name)  # its creation may be lost before the answer is sent
             is_there = found is not None and found.born == writer.born
             if not wanted or (is_there and found is not None and found.last >= wanted):
                 right = _find(found, request) if is_there and found is not None else None
                 return lambda message: (
                     self._check_mirror(message, name, request)
-                    if self._is_of_mirror(message, name, is_leader=is_leader)
+                    if self._is_of_mirror(message, name, has_mirror and not is_leader)
                     else self._check_read(message, right, is_leader=is_leader)
                 )
             return lambda message: (
                 self._check_mirror(message, name, request)
-                if self._is_of_mirror(message, name, is_leader=is_leader)
+                if self._is_of_mirror(message, name, has_mirror and not is_leader)
                 else self._check_waiting(name, writer.born, request, (now, event), message, is_leader)
             )
 
@@ -441,10 +442,10 @@ class Workload:
         prefix = f"$JS.API.STREAM.{verb}" if is_leader else "$JS.API.DIRECT.GET"
         return Op(f"{verb} {name} {request}", f"{prefix}.{name}", msgspec.json.encode(request), run)
 
-    def _is_of_mirror(self, message: Msg, name: str, *, is_leader: bool) -> bool:
+    def _is_of_mirror(self, message: Msg, name: str, has_mirror: bool) -> bool:
         """Whether a mirror may have answered: messages say of which stream they are, rejections do not."""
         stream = headers_of(message.header).get("Nats-Stream") if message.header else None
-        return not is_leader and (stream not in (None, name) or (stream is None and self.copies.mirror_of(name)))
+        return stream != name and (has_mirror or stream is not None)
 
     def _check_mirror(self, message: Msg, name: str, request: dict[str, Any]) -> str:
         status = parse_status(message.header)

@@ -250,6 +250,8 @@ class World:
         """The machine stops, and is started again."""
         self.crashes += 1
         self.stop()
+        if self.disk.is_ahead and self.kept is None:  # the server did not learn of it
+            self.kept = self.file.sealed
         if self.disk.survivors:
             if self.disk.survivors.startswith("all of"):
                 self.kept = self.file.sealed
@@ -481,17 +483,16 @@ class World:
 
     def _explain(self, stream: ModelStream, log: StreamLog, *, is_sweeping: bool) -> None:
         now, state = self.clock(), log.state
-        for seq in range(stream.last + 1, state.last_seq + 1):
-            record = log.peek(seq)
-            if record is None:
-                continue
-            entry = Entry(*record)
-            self._expire_before(stream, log, entry.subject, stream.time_at(now))
+        records = [log.peek(seq) for seq in range(stream.last + 1, state.last_seq + 1)]
+        arrived = [Entry(*record) for record in records if record is not None]
+        marked = {entry.subject for entry in arrived}
+        for entry in arrived:
+            self._expire_before(stream, log, entry.subject, marked)
             if not any(reason(stream, entry) for reason in self.arrivals):
                 raise ViolationError("exact state", f"stream {stream.name} has {entry}, which nobody published")
             stream.extra += 1
             stream.append(entry)
-            self.say(f"stream {stream.name} got {seq} {entry.subject} by itself")
+            self.say(f"stream {stream.name} got {entry.seq} {entry.subject} by itself")
         for seq, entry in list(stream.messages.items()):
             if state.first_seq <= seq and log.peek(seq) is not None:
                 continue
@@ -503,14 +504,15 @@ class World:
         if given != stream.state() and not (is_sweeping and given[:4] == stream.state()[:4]):  # see LogState
             raise ViolationError("exact state", f"stream {stream.name} is {given}, expected {stream.state()}")
 
-    def _expire_before(self, stream: ModelStream, log: StreamLog, subject: str, now: int) -> None:
+    def _expire_before(self, stream: ModelStream, log: StreamLog, subject: str, marked: set[str]) -> None:
         """A marker takes the place of the last message of its subject. What had expired before that one was removed
-        first, which may have made room for the marker."""
+        first, which may have made room for the marker; those of the other `marked` subjects are still to come."""
         if not (last := stream.last_of(subject)) or not (end := stream.expires(stream.messages[last])):
             return
+        now = stream.time_at(self.clock())
         for seq, entry in list(stream.messages.items()):
             is_first = 0 < stream.expires(entry) <= now and (stream.expires(entry), seq) < (end, last)
-            if is_first and entry.subject != subject and (seq < log.state.first_seq or log.peek(seq) is None):
+            if is_first and entry.subject not in marked and (seq < log.state.first_seq or log.peek(seq) is None):
                 stream.drop(seq)
                 self.say(f"stream {stream.name} dropped {seq} {entry.subject}")
 

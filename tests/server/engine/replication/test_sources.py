@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.server.engine.ports import Record
 from slipstream.server.engine.replication.ingest import HELD, Ingest
-from slipstream.server.engine.replication.source import with_origin
+from slipstream.server.engine.replication.source import SourceIngest, with_origin
 from slipstream.server.store.lmdb.store import LmdbStore
 from slipstream.wire import Headers
 from tests.server.support import SECOND, START, Client, Rig
@@ -205,6 +205,20 @@ def test_a_lost_group_is_taken_in_again_and_once(client: Client) -> None:
     rig.engine.failed(journal, OSError("no room"), rig.now)
     client.publish("a.1", b"3")
     assert [record.payload for record in contents(client)] == [b"1", b"2", b"3"]
+
+
+def test_an_upstream_whose_deletion_is_lost_is_not_taken_in_again(client: Client) -> None:
+    gather(client, {"name": "A"})
+    for n in range(3):
+        client.publish("a.1", b"%d" % n)
+    upstream = client.rig.engine.streams["A"]
+    (ingest,) = client.rig.engine.streams["ALL"].ingests
+    assert isinstance(ingest, SourceIngest)
+    # Deleted and recreated, and both lost with a group of a store that is not the one of the stream with the source.
+    ingest.meet(upstream.created + 1, upstream.config)
+    ingest.meet(upstream.created, upstream.config)
+    client.publish("a.1", b"3")
+    assert [record.payload for record in contents(client)] == [b"0", b"1", b"2", b"3"]
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,9 @@ class SourceIngest(Ingest):
     def meet(self, created: int, config: StreamConfig) -> None:  # noqa: ARG002
         identity = identity_of(created)
         if self.identity and self.identity != identity:  # deleted and recreated: from its beginning
-            self.next_seq = 1
+            # Unless that was lost with a group of its store, and the one that was read before is back.
+            position, known = self.stream.positions.get(self.key, (-1, ""))
+            self.next_seq = position + 1 if known == identity else 1
         self.identity = identity
 
 
