@@ -11,7 +11,7 @@ from pathlib import Path
 import nats
 import pytest
 
-from slipstream import StreamConfig, connect, connect_blocking
+from slipstream import StreamConfig, StreamSource, connect, connect_blocking
 from slipstream.errors import KeyNotFoundError, StreamNotFoundError, StreamStoreFailedError, UsageError
 from slipstream.testing import ServerSnapshot, TestServer
 
@@ -269,6 +269,27 @@ def test_a_reset_leaves_nothing_but_the_connections(slipstream_server: TestServe
         assert heard.next(timeout=5).data == b"x"
         server.seed({"S": "s.>"}, {"s.1": b""})
         assert server.stored()[0].seq == 1
+
+
+def test_mirrors_and_work_queues_are_as_they_were(slipstream_server: TestServer) -> None:
+    server = slipstream_server
+    queue = StreamConfig("Q", subjects=["q.>"], retention="workqueue")
+    mirror = StreamConfig("M", mirror=StreamSource(name="S"))
+    server.seed([StreamConfig("S", subjects=["s.>"]), mirror, queue], [("s.1", b"old"), ("q.1", b"job")])
+    server.wait_for("s.1", 2)
+    with connect_blocking(server.url) as client:
+        js = client.jetstream()
+        consumer = js.stream("Q").create_consumer("w")
+        snapshot = server.snapshot()
+        for _ in range(2):
+            (job,) = consumer.fetch(1)
+            job.ack_sync()
+            js.publish("s.2", b"new")
+            assert [message.stream for message in server.wait_for("s.2", 2)] == ["S", "M"]
+            assert server.stored("q.>") == []
+            server.restore(snapshot)
+            assert [message.stream for message in server.stored("s.>")] == ["S", "M"]
+            assert server.consumer("Q", "w").pending == 1
 
 
 def test_a_snapshot_says_what_it_is() -> None:
