@@ -29,7 +29,7 @@ from slipstream.server.server import Server
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-KINDS = {"mermaid", "python", "console", "text", "toml", "json", ""}
+KINDS = {"mermaid", "python", "console", "text", "toml", "json", "yaml", ""}
 TIMEOUT = 240
 PYTEST = ("-m", "pytest", "-q", "-p", "slipstream.testing.plugin", "-p", "no:cacheprovider")
 

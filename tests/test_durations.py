@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
 from datetime import timedelta
 from typing import Any
@@ -18,7 +19,7 @@ import slipstream.objects
 import slipstream.server
 import slipstream.services
 import slipstream.testing
-from slipstream import Server, UsageError
+from slipstream import Server, UsageError, connect_blocking
 from slipstream.kv._async import rekey
 from slipstream.kv._sync import rekey as blocking_rekey
 from slipstream.server import WebSocketOptions
@@ -60,11 +61,17 @@ LIVES = {"delay", "older_than", "recheck_after", "ttl"}
 # Tried by tests of their own, here and in other modules.
 TRIED = {
     "Client.sleep.seconds",
+    "Recording.wait.timeout",
+    "Recording.wait_async.timeout",
     "Server.lame_duck.duration",
     "Server.lame_duck.grace",
+    "ServerControls.advance.seconds",
+    "ServerControls.delay.seconds",
+    "ServerControls.wait_for.timeout",
+    "ServerControls.wait_for_async.timeout",
+    "ServerControls.wait_until_done.timeout",
+    "ServerControls.wait_until_done_async.timeout",
     "Service.start.timeout",
-    "TestServer.advance.seconds",
-    "TestServer.delay.seconds",
     "connect.wait_for_server",
 }
 
@@ -106,7 +113,7 @@ def is_record(name: str) -> bool:
 
 def test_every_public_parameter_that_is_a_duration_takes_a_timedelta() -> None:
     found = {(name, what): hint for name, what, hint in durations() if not is_record(name)}
-    some = {("Stream.get", "timeout"), ("Server.__init__", "ping_interval"), ("TestServer.advance", "seconds")}
+    some = {("Stream.get", "timeout"), ("Server.__init__", "ping_interval"), ("ServerControls.advance", "seconds")}
     assert some <= found.keys()
     assert {place: hint for place, hint in found.items() if "Duration" not in hint} == {}
 
@@ -168,3 +175,24 @@ def test_a_virtual_clock_is_moved_by_durations() -> None:
                 server.advance(wrong)
             with pytest.raises(UsageError, match=r"^seconds must be a timedelta or a number of seconds, got"):
                 server.delay("a", wrong)
+
+
+def test_the_waits_of_the_testing_kit_take_durations() -> None:
+    short = timedelta(milliseconds=1)
+    with TestServer() as server, connect_blocking(server.url) as client, server.recorded("none") as recording:
+        client.jetstream().create_stream("S", subjects=["s.>"]).create_consumer("c")
+        client.jetstream().publish("s.1", b"")
+        waits: list[Callable[[Any], Any]] = [
+            lambda timeout: recording.wait(timeout=timeout),
+            lambda timeout: asyncio.run(recording.wait_async(timeout=timeout)),
+            lambda timeout: server.wait_for("none", timeout=timeout),
+            lambda timeout: asyncio.run(server.wait_for_async("none", timeout=timeout)),
+            lambda timeout: server.wait_until_done("S", "c", timeout=timeout),
+            lambda timeout: asyncio.run(server.wait_until_done_async("S", "c", timeout=timeout)),
+        ]
+        for wait in waits:
+            with pytest.raises(AssertionError, match=r"within 0\.001 s"):
+                wait(short)
+            for bad in BAD:
+                with pytest.raises(UsageError, match=r"^timeout must be a timedelta or a number of seconds, 0 or more"):
+                    wait(bad)

@@ -82,6 +82,7 @@ INTERNAL = {
     "Packed",
     "Setting",
     "Settings",
+    "Traffic",
     "Worker",
 }
 

@@ -13,13 +13,14 @@ import slipstream
 import slipstream.server
 import slipstream.testing
 from slipstream import Server, connect, connect_blocking
-from slipstream.testing import TestServer
+from slipstream.testing import ServerMixin, TestServer
 
 
 @pytest.mark.parametrize("package", [slipstream, slipstream.server, slipstream.testing, slipstream.api])
 def test_every_public_class_has_a_repr_of_its_own(package: Any) -> None:
     public = [getattr(package, name) for name in package.__all__]
     kinds = [kind for kind in public if inspect.isclass(kind) and not issubclass(kind, (Exception, enum.Enum))]
+    kinds = [kind for kind in kinds if kind is not ServerMixin]  # the TestCase beside it in the list of bases has one
     assert [kind.__qualname__ for kind in kinds if kind.__repr__ is object.__repr__] == []
 
 

@@ -25,7 +25,7 @@ def test_connect_takes_the_parameters_of_the_options(function: Any) -> None:
 
 def test_fields_of_contexts_and_flags_are_those_of_the_settings() -> None:
     known = {each.name for each in fields(Context)}
-    flags = shared_options().format_help()
+    flags = shared_options(is_root=True).format_help()
     for setting in ClientOptions.settings().values():
         assert not setting.context or setting.context in known
         assert setting.flag in flags

@@ -22,6 +22,7 @@ from slipstream.errors import UsageError
 from slipstream.server import Server
 from slipstream.testing import seeding
 from slipstream.testing.recording import Recording, refuse_in_loop, result_of
+from slipstream.wire.arguments import check_seconds
 
 TIMEOUT = 30.0
 
@@ -64,6 +65,9 @@ class ServerControls:
     def __init__(self, server: Server, account: str) -> None:
         self.server = server
         self._account = account  # empty: the default one
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.server!r}>"
 
     @property
     def url(self) -> str:
@@ -222,15 +226,17 @@ class ServerControls:
             for stream, record in self.server.traffic().stored(subject, account=self._account)
         ]
 
-    def wait_for(self, subject: str, count: int = 1, *, timeout: float = 5.0) -> list[StoredMessage]:
+    def wait_for(self, subject: str, count: int = 1, *, timeout: Duration = 5.0) -> list[StoredMessage]:
         """Wait until streams hold `count` messages on a subject, and return them. What was stored before the call
         counts. AssertionError if they are not there in time."""
         refuse_in_loop("wait_for", "wait_for_async")
+        timeout = check_seconds(timeout)
         done = result_of(self._until(self._has(subject, count), timeout), timeout)
         return self._found(done, subject, count, timeout, self.stored(subject))
 
-    async def wait_for_async(self, subject: str, count: int = 1, *, timeout: float = 5.0) -> list[StoredMessage]:
+    async def wait_for_async(self, subject: str, count: int = 1, *, timeout: Duration = 5.0) -> list[StoredMessage]:
         """As `wait_for`, for asyncio."""
+        timeout = check_seconds(timeout)
         done = await asyncio.wrap_future(self._until(self._has(subject, count), timeout))
         stored = await asyncio.wrap_future(self._submit(self._stored(subject)))
         return self._found(done, subject, count, timeout, stored)
@@ -252,15 +258,17 @@ class ServerControls:
         """How far a consumer is."""
         return ConsumerCounts(**self._run("consumer", stream=stream, consumer=consumer))
 
-    def wait_until_done(self, stream: str, consumer: str, *, timeout: float = 5.0) -> ConsumerCounts:
+    def wait_until_done(self, stream: str, consumer: str, *, timeout: Duration = 5.0) -> ConsumerCounts:
         """Wait until a consumer has delivered all messages and every one is acknowledged; AssertionError if it takes
         longer."""
         refuse_in_loop("wait_until_done", "wait_until_done_async")
+        timeout = check_seconds(timeout)
         return result_of(self._submit(self._wait_until_done(stream, consumer, timeout)), timeout)
 
-    async def wait_until_done_async(self, stream: str, consumer: str, *, timeout: float = 5.0) -> ConsumerCounts:
+    async def wait_until_done_async(self, stream: str, consumer: str, *, timeout: Duration = 5.0) -> ConsumerCounts:
         """As `wait_until_done`, for asyncio."""
-        return await asyncio.wrap_future(self._submit(self._wait_until_done(stream, consumer, timeout)))
+        work = self._wait_until_done(stream, consumer, check_seconds(timeout))
+        return await asyncio.wrap_future(self._submit(work))
 
     async def _wait_until_done(self, stream: str, consumer: str, timeout: float) -> ConsumerCounts:
         loop = asyncio.get_running_loop()
@@ -274,7 +282,7 @@ class ServerControls:
             await asyncio.sleep(0.002)
 
     def _until(self, is_done: Callable[[], bool], timeout: float) -> Future[bool]:
-        return self._submit(self._wait(is_done, in_seconds(timeout, "timeout")))
+        return self._submit(self._wait(is_done, timeout))
 
     async def _wait(self, is_done: Callable[[], bool], timeout: float) -> bool:
         try:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 
 from slipstream import Headers
 from slipstream.errors import UsageError
+from slipstream.wire.arguments import Duration, check_seconds
 
 GRACE = 30.0  # seconds beyond its own timeout after which a wait gives up on the server
 
@@ -89,14 +90,16 @@ class Recording(Sequence[RecordedMessage]):
         """Forget the messages so far."""
         self._messages.clear()
 
-    def wait(self, count: int = 1, *, timeout: float = 5.0) -> list[RecordedMessage]:
+    def wait(self, count: int = 1, *, timeout: Duration = 5.0) -> list[RecordedMessage]:
         """Wait until `count` messages were recorded, and return all of them; AssertionError if they do not arrive in
         time."""
         refuse_in_loop("wait", "wait_async")
+        timeout = check_seconds(timeout)
         return self._waited(result_of(self._until(lambda: len(self) >= count, timeout), timeout), count, timeout)
 
-    async def wait_async(self, count: int = 1, *, timeout: float = 5.0) -> list[RecordedMessage]:
+    async def wait_async(self, count: int = 1, *, timeout: Duration = 5.0) -> list[RecordedMessage]:
         """As `wait`, for asyncio."""
+        timeout = check_seconds(timeout)
         done = await asyncio.wrap_future(self._until(lambda: len(self) >= count, timeout))
         return self._waited(done, count, timeout)
 
