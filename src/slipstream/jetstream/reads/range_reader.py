@@ -52,6 +52,7 @@ class RangeReader:
         self.goal = max(end, at_least)
         self.floor = end  # what the end of the range must have seen, whatever a session wants
         self._wanted = self.goal
+        self._is_behind_store = False  # the page before came from the only store: a copy may be behind that
         self.filter = subject or ">"
         self.since = since
         self._trusting = trusting
@@ -72,6 +73,15 @@ class RangeReader:
         if not self.end:
             self.goal = max(self.goal, last)
             self.floor = max(self.floor, last)
+
+    def take_over(self, last: int, *, is_whole: bool) -> None:
+        """A page was proven: by the only store (`last` is 0), or against a state of the leader with that last sequence.
+
+        A copy may lack what was removed since, and be behind the only store that sent the page before.
+        """
+        if last and (not is_whole or self._is_behind_store):
+            self.read_on(last)
+        self._is_behind_store = not last
 
     @property
     def is_guaranteed(self) -> bool:

@@ -118,6 +118,12 @@ class RangePage(NamedTuple):
     asked_at: float
     is_of_all: bool  # subjects, not of some
 
+    @property
+    def has_holes(self) -> bool:
+        """Whether sequences are not in it. A copy that skipped a message, because it was removed since, lacks it, and
+        what removed it may lie behind the page: with neither, the page is of no state of the stream."""
+        return len(self.seqs) <= self.seqs[-1] - self.start
+
 
 class ReadRule:
     """How reads of one stream are proven; what it learns on the way is in the cache."""
@@ -643,11 +649,12 @@ class ReadRule:
             return set() if is_right else self._by_origin(source) or Retry(goal.foreign(source))
         return (yield from self._leftovers(goal, page, before))
 
-    @property
-    def removed_up_to(self) -> int:
-        """Up to which sequence messages may have replaced others, by the last word of the leader; 0: none ever does."""
+    def removed_up_to(self, source: str) -> int:
+        """Up to which sequence messages may have replaced others that a page of `source` has or lacks, by the last word
+        of the leader; 0: none ever does, or the page is of the only store."""
         cache = self.cache
-        return 0 if cache.leader is None or cache.is_alone or cache.is_lossless else cache.leader.last_seq
+        is_exact = cache.is_lossless or (cache.is_alone and source == self.origin)
+        return 0 if cache.leader is None or is_exact else cache.leader.last_seq
 
     def _leftovers(self, goal: ReadGoal, page: RangePage, before: LeaderWord | None) -> Steps[set[int] | Retry]:
         """What a copy still shows although it is gone, by the leader's state behind its answer."""

@@ -220,8 +220,9 @@ class NewRules:
         gone = yield from self._run(goal, self._rule.page(goal, page, before))
         if isinstance(gone, Retry):
             return gone
-        if gone or (answer.end is not None and answer.end.pending > 0):
-            reader.read_on(self._rule.removed_up_to)
+        has_more = answer.end is not None and answer.end.pending > 0
+        whole = not (gone or page.has_holes or has_more)
+        reader.take_over(self._rule.removed_up_to(columns.stream), is_whole=whole)
         if gone:
             reader.pass_over(columns.seqs[-1])
             columns = columns.without(gone)

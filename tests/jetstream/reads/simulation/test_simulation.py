@@ -113,6 +113,13 @@ def test_the_rules_keep_their_promises_in_every_schedule() -> None:
     assert result.answered > FEW_SCHEDULES  # they do not keep them by refusing everything
 
 
+@pytest.mark.parametrize("seed", [2_001_655, 3_000_964])
+def test_a_range_of_a_mirror_goes_on_to_what_replaced_messages_that_it_lacks(seed: int) -> None:
+    """The stream has one store, and a mirror answers: it has what was replaced, or lacks it by limits of its own."""
+    result = search(NewRules, range(seed, seed + 1))
+    assert result.violation is None, str(result)
+
+
 @given(CHOICES)
 @settings(max_examples=60, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_the_rules_keep_their_promises_in_schedules_by_hypothesis(tape: bytes) -> None:

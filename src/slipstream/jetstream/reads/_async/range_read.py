@@ -166,8 +166,8 @@ class RangeRead:
         gone = await self._driver.run(self._goal, self._rule.page(self._goal, arrived, page.before))
         if isinstance(gone, Retry):
             return gone
-        if gone or (page.replies.end is not None and page.replies.end.pending > 0):
-            reader.read_on(self._rule.removed_up_to)
+        has_more = page.replies.end is not None and page.replies.end.pending > 0
+        reader.take_over(self._rule.removed_up_to(whole.stream), is_whole=not (gone or arrived.has_holes or has_more))
         if not gone:
             return whole
         reader.pass_over(whole.seqs[-1])
