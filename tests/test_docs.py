@@ -12,12 +12,14 @@ import pydoc
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from textwrap import dedent
 from types import ModuleType
 from typing import NamedTuple
 
 import pytest
+from ruamel.yaml import YAML
 
 import slipstream
 import slipstream.kv
@@ -103,6 +105,14 @@ def test_every_page_is_in_the_contents_of_the_site() -> None:
 
 def test_no_block_is_of_a_kind_that_is_not_run() -> None:
     assert {block.kind for block in BLOCKS} <= KINDS
+
+
+def test_blocks_of_data_can_be_read() -> None:
+    for block in BLOCKS:
+        if block.kind == "yaml":
+            assert YAML(typ="safe").load(block.code), block
+        elif block.kind == "toml":
+            assert tomllib.loads(block.code), block
 
 
 def program(block: Block) -> object:
