@@ -51,7 +51,7 @@ EDGES: dict[str, set[str]] = {
     ENGINE: {API, METRICS, WIRE},
     STORE: {"slipstream.server.engine.ports"},
     SERVER: {WIRE, ENGINE, METRICS, STORE},
-    "testing": {SERVER, ROOT, "slipstream.api.times"},
+    "testing": {SERVER, ROOT, "slipstream.api.times", "slipstream.wire.arguments"},
     "cli": {ROOT},
     "otel": {CLIENT, JETSTREAM, KV, WIRE},
     "console": {ROOT, METRICS, "slipstream.jetstream.reads.direct_get"},

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def test_the_version_is_written_once() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     assert "version" not in project["project"]
-    assert project["project"]["dynamic"] == ["version"]
+    assert project["project"]["dynamic"] == ["version", "readme"]
     source = ROOT / project["tool"]["hatch"]["version"]["path"]
     assert re.search(r'^VERSION = "(.+)"$', source.read_text("utf-8"), re.M).group(1) == VERSION  # type: ignore[union-attr]
 

@@ -61,8 +61,9 @@ class Ticker(ABC):
             self._left = time.monotonic()
 
     async def _next(self, timeout: float) -> None:
-        async with self._changed:
-            await asyncio.wait_for(self._changed.wait(), timeout)
+        # Not wait_for: before Python 3.12 it waits in a task of its own, which finds the lock released where the reader has left.
+        async with asyncio.timeout(timeout), self._changed:
+            await self._changed.wait()
 
     def close(self) -> None:
         """Take no more samples."""
