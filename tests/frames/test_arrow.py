@@ -199,3 +199,24 @@ def test_large_payloads_are_split_into_batches(monkeypatch: pytest.MonkeyPatch) 
     for table in (by_row, to_arrow([Columns.of(rows, "S")])):
         assert table["sequence"].to_pylist() == list(range(1, 21))
         assert max(batch.num_rows for batch in table.to_batches()) <= 4
+
+
+class Node(msgspec.Struct):
+    id: int
+    children: list[Node] = []
+
+
+@pytest.mark.parametrize("schema", [Plain, pa.schema([("id", pa.int64())])])
+def test_a_deeply_nested_payload_is_an_error_of_its_own_row(schema: Any) -> None:
+    deep = b'{"id":1,"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    message = slipstream.StoredMessage("s", 1, 1, b"", deep, "S")
+    rows = [message, message._replace(seq=2, data=b'{"id":2}')]
+    with pytest.raises(MessageDecodeError, match="recursion depth") as failed:
+        to_arrow(rows, schema=schema)
+    assert failed.value.seq == 1
+    assert to_arrow(rows, schema=schema, errors="null")["id"].to_pylist() == [None, 2]
+
+
+def test_a_type_that_contains_itself_is_rejected() -> None:
+    with pytest.raises(UsageError, match="field 'children' must not contain its own type Node"):
+        to_arrow([], schema=Node)

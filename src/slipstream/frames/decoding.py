@@ -23,6 +23,10 @@ class JsonDecoder:
         """`schema` is a type or an Arrow schema. A field that has the name of a column that is `taken` is called
         `data_<name>`."""
         self._pa, self._errors = pa, errors
+        # RecursionError: a payload may be nested as deeply as its sender likes.
+        self._rejections = (
+            msgspec.MsgspecError, pa.ArrowException, OverflowError, RecursionError, TypeError, ValueError,
+        )  # fmt: skip
         self._kind: Any = Any
         if isinstance(schema, pa.Schema):
             types = [(field.name, field.type) for field in schema]
@@ -35,7 +39,7 @@ class JsonDecoder:
                 raise UsageError(f"schema must be a type of fields or a pyarrow.Schema, got {schema!r}") from error
             if not isinstance(info, _RECORDS) or getattr(info, "array_like", False):
                 raise UsageError(f"schema must be a type of fields or a pyarrow.Schema, got {schema!r}")
-            types = [(field.encode_name, arrow_type(pa, field.type, field.name)) for field in info.fields]
+            types = [(field.encode_name, arrow_type(pa, field.type, field.name, (info.cls,))) for field in info.fields]
             self.kind_name = getattr(schema, "__name__", str(schema))
             self._decode = msgspec.json.Decoder(schema).decode
             self._kind = schema
@@ -47,7 +51,7 @@ class JsonDecoder:
         try:
             rows: list[Any] = list(map(self._decode, payloads))  # nearly always all are good
             return self._flat(rows)
-        except (msgspec.MsgspecError, self._pa.ArrowException, OverflowError, TypeError, ValueError):
+        except self._rejections:
             rows = [
                 self._one(payload, subject, seq) for payload, subject, seq in zip(payloads, subjects, seqs, strict=True)
             ]
@@ -58,7 +62,7 @@ class JsonDecoder:
         try:
             row = self._decode(payload)
             self._flat([row])
-        except (msgspec.MsgspecError, self._pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        except self._rejections as error:
             if self._errors == "null":
                 return None
             reason = " ".join(str(error).split())[:200] if payload else "the payload is empty"
@@ -78,8 +82,9 @@ class JsonDecoder:
         return list(array.flatten())
 
 
-def arrow_type(pa: Any, info: msgspec.inspect.Type, field: str) -> Any:
-    """The Arrow type of a field of a type; raises UsageError for one that has none."""
+def arrow_type(pa: Any, info: msgspec.inspect.Type, field: str, above: tuple[Any, ...] = ()) -> Any:
+    """The Arrow type of a field of a type; raises UsageError for one that has none. `above` are the types that it is
+    part of."""
     inner = msgspec.inspect
     for kind, make in _SIMPLE.items():
         if isinstance(info, kind):
@@ -87,7 +92,7 @@ def arrow_type(pa: Any, info: msgspec.inspect.Type, field: str) -> Any:
     if isinstance(info, inner.UnionType):
         parts = [part for part in info.types if not isinstance(part, inner.NoneType)]
         if len(parts) == 1:
-            return arrow_type(pa, parts[0], field)
+            return arrow_type(pa, parts[0], field, above)
     elif isinstance(info, inner.EnumType | inner.LiteralType):
         values = [one.value for one in info.cls] if isinstance(info, inner.EnumType) else list(info.values)
         if all(isinstance(value, str) for value in values):
@@ -95,13 +100,18 @@ def arrow_type(pa: Any, info: msgspec.inspect.Type, field: str) -> Any:
         if all(isinstance(value, int) for value in values):
             return pa.int64()
     elif isinstance(info, inner.CollectionType):
-        return pa.list_(arrow_type(pa, info.item_type, field))
+        return pa.list_(arrow_type(pa, info.item_type, field, above))
     elif isinstance(info, inner.DictType) and isinstance(info.key_type, inner.StrType):
-        return pa.map_(pa.string(), arrow_type(pa, info.value_type, field))
+        return pa.map_(pa.string(), arrow_type(pa, info.value_type, field, above))
     elif isinstance(info, inner.DataclassType | inner.TypedDictType) or (
         isinstance(info, inner.StructType) and not info.array_like
     ):
-        return pa.struct([pa.field(one.encode_name, arrow_type(pa, one.type, one.name)) for one in info.fields])
+        if info.cls in above:
+            raise UsageError(
+                f"field {field!r} must not contain its own type {info.cls.__name__}: Arrow types are finite"
+            )
+        within = (*above, info.cls)
+        return pa.struct([pa.field(one.encode_name, arrow_type(pa, one.type, one.name, within)) for one in info.fields])
     raise UsageError(f"field {field!r} has no Arrow type: pass a pyarrow.Schema, or leave the field out")
 
 
