@@ -220,3 +220,27 @@ def test_a_deeply_nested_payload_is_an_error_of_its_own_row(schema: Any) -> None
 def test_a_type_that_contains_itself_is_rejected() -> None:
     with pytest.raises(UsageError, match="field 'children' must not contain its own type Node"):
         to_arrow([], schema=Node)
+
+
+class Sparse(msgspec.Struct, omit_defaults=True, rename={"count": "n"}):
+    id: int = 7
+    count: int = 1
+    kind: Kind = Kind.LAMP
+
+
+class Basket(msgspec.Struct):
+    items: dict[str, list[Sparse]]
+
+
+@dataclass
+class Defaulted:
+    id: int = 7
+    who: str = "ada"
+
+
+def test_fields_with_their_default_are_not_null() -> None:
+    message = slipstream.StoredMessage("s", 1, 1, b"", b"{}", "S")
+    assert to_arrow([message], schema=Sparse, columns=[]).to_pylist() == [{"id": 7, "n": 1, "kind": "lamp"}]
+    assert to_arrow([message], schema=Defaulted, columns=[]).to_pylist() == [{"id": 7, "who": "ada"}]
+    basket = to_arrow([message._replace(data=b'{"items":{"a":[{"n":2}]}}')], schema=Basket, columns=[])
+    assert basket["items"].to_pylist() == [[("a", [{"id": 7, "n": 2, "kind": "lamp"}])]]

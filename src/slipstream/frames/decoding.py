@@ -6,6 +6,7 @@ its own message, and must not move the values of others to other rows.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import decimal
 from collections.abc import Callable, Sequence
@@ -27,10 +28,11 @@ class JsonDecoder:
         self._rejections = (
             msgspec.MsgspecError, pa.ArrowException, OverflowError, RecursionError, TypeError, ValueError,
         )  # fmt: skip
-        self._kind: Any = Any
+        self._to_plain: Callable[[list[Any]], list[Any]]
         if isinstance(schema, pa.Schema):
             types = [(field.name, field.type) for field in schema]
             self.kind_name = "an object of the schema"
+            self._to_plain = list
             self._decode = msgspec.json.Decoder(dict[str, Any]).decode
         else:
             try:
@@ -41,8 +43,8 @@ class JsonDecoder:
                 raise UsageError(f"schema must be a type of fields or a pyarrow.Schema, got {schema!r}")
             types = [(field.encode_name, arrow_type(pa, field.type, field.name, (info.cls,))) for field in info.fields]
             self.kind_name = getattr(schema, "__name__", str(schema))
+            self._to_plain = _plain_rows if _omits_defaults(info) else _builtin_rows
             self._decode = msgspec.json.Decoder(schema).decode
-            self._kind = schema
         self._struct = pa.struct([pa.field(name, kind) for name, kind in types])
         self.fields = [pa.field(f"data_{name}" if name in taken else name, kind) for name, kind in types]
 
@@ -77,9 +79,52 @@ class JsonDecoder:
         return row
 
     def _flat(self, rows: list[Any]) -> list[Any]:
-        plain = rows if self._kind is Any else msgspec.to_builtins(rows, builtin_types=_BUILTIN)
-        array = self._pa.array(plain, self._struct)
+        array = self._pa.array(self._to_plain(rows), self._struct)
         return list(array.flatten())
+
+
+def _builtin_rows(rows: list[Any]) -> list[Any]:
+    plain: list[Any] = msgspec.to_builtins(rows, builtin_types=_BUILTIN)
+    return plain
+
+
+def _plain_rows(rows: list[Any]) -> list[Any]:
+    return [_plain(row) for row in rows]
+
+
+def _plain(value: Any) -> Any:
+    """A decoded value as `to_builtins` makes it, but with the fields that have their default."""
+    if isinstance(value, msgspec.Struct):
+        names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+        found = {encoded: getattr(value, name) for encoded, name in names}
+        return {name: _plain(one) for name, one in found.items() if one is not msgspec.UNSET}
+    if dataclasses.is_dataclass(value):
+        found = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {name: _plain(one) for name, one in found.items() if one is not msgspec.UNSET}
+    if isinstance(value, dict):
+        return {_plain(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(one) for one in value]
+    return msgspec.to_builtins(value, builtin_types=_BUILTIN)
+
+
+def _omits_defaults(info: msgspec.inspect.Type) -> bool:
+    """Whether `to_builtins` leaves out fields that have their default: of a Struct with `omit_defaults`, and of a
+    dataclass, whose defaults msgspec leaves in the class."""
+    inner = msgspec.inspect
+    if isinstance(info, inner.UnionType):
+        return any(map(_omits_defaults, info.types))
+    if isinstance(info, inner.CollectionType):
+        return _omits_defaults(info.item_type)
+    if isinstance(info, inner.DictType):
+        return _omits_defaults(info.value_type)
+    if not isinstance(info, _RECORDS):
+        return False
+    if isinstance(info, inner.StructType) and info.cls.__struct_config__.omit_defaults:
+        return True
+    if isinstance(info, inner.DataclassType) and not all(field.required for field in info.fields):
+        return True
+    return any(_omits_defaults(field.type) for field in info.fields)
 
 
 def arrow_type(pa: Any, info: msgspec.inspect.Type, field: str, above: tuple[Any, ...] = ()) -> Any:
