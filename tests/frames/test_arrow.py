@@ -244,3 +244,23 @@ def test_fields_with_their_default_are_not_null() -> None:
     assert to_arrow([message], schema=Defaulted, columns=[]).to_pylist() == [{"id": 7, "who": "ada"}]
     basket = to_arrow([message._replace(data=b'{"items":{"a":[{"n":2}]}}')], schema=Basket, columns=[])
     assert basket["items"].to_pylist() == [[("a", [{"id": 7, "n": 2, "kind": "lamp"}])]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        (pa.int64(), b'{"id":1.5}'),
+        (pa.uint8(), b'{"id":-0.1}'),
+        (pa.timestamp("us"), b'{"id":1.5}'),
+        (pa.list_(pa.int32()), b'{"id":[1,2.5]}'),
+        (pa.map_(pa.string(), pa.int32()), b'{"id":{"a":2.5}}'),
+        (pa.struct([("deep", pa.int32())]), b'{"id":{"deep":2.5}}'),
+    ],
+)
+def test_a_fraction_is_not_cut_off_for_a_whole_number(kind: Any, payload: bytes) -> None:
+    schema, message = pa.schema([("id", kind)]), slipstream.StoredMessage("s", 1, 1, b"", payload, "S")
+    with pytest.raises(MessageDecodeError, match="value must be a whole number, got"):
+        to_arrow([message], schema=schema)
+    assert to_arrow([message], schema=schema, errors="null")["id"].to_pylist() == [None]
+    whole = message._replace(data=payload.replace(b".5", b".0").replace(b"-0.1", b"1.0"))
+    assert to_arrow([whole], schema=schema)["id"].null_count == 0

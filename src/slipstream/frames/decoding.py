@@ -32,7 +32,7 @@ class JsonDecoder:
         if isinstance(schema, pa.Schema):
             types = [(field.name, field.type) for field in schema]
             self.kind_name = "an object of the schema"
-            self._to_plain = list
+            self._to_plain = _checked_rows(pa, types)
             self._decode = msgspec.json.Decoder(dict[str, Any]).decode
         else:
             try:
@@ -125,6 +125,58 @@ def _omits_defaults(info: msgspec.inspect.Type) -> bool:
     if isinstance(info, inner.DataclassType) and not all(field.required for field in info.fields):
         return True
     return any(_omits_defaults(field.type) for field in info.fields)
+
+
+Check = Callable[[Any], None]
+
+
+def _checked_rows(pa: Any, types: Sequence[tuple[str, Any]]) -> Callable[[list[Any]], list[Any]]:
+    """Rows as they are, checked where Arrow would cut off the fraction of a number without a word."""
+    check = _check_fields(pa, types)
+
+    def checked(rows: list[Any]) -> list[Any]:
+        if check is not None:
+            for row in rows:
+                check(row)
+        return rows
+
+    return checked
+
+
+def _check_of(pa: Any, kind: Any) -> Check | None:
+    types = pa.types
+    if types.is_integer(kind) or types.is_temporal(kind):
+        return _check_whole
+    if types.is_struct(kind):
+        return _check_fields(pa, [(field.name, field.type) for field in kind])
+    is_map = types.is_map(kind)
+    if not (is_map or types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+        return None
+    inner = _check_of(pa, kind.item_type if is_map else kind.value_type)
+    if inner is None:
+        return None
+
+    def check_items(value: Any) -> None:
+        for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            inner(one)
+
+    return check_items
+
+
+def _check_fields(pa: Any, types: Sequence[tuple[str, Any]]) -> Check | None:
+    checks = [(name, check) for name, kind in types if (check := _check_of(pa, kind)) is not None]
+
+    def check_fields(row: Any) -> None:
+        if isinstance(row, dict):
+            for name, check in checks:
+                check(row.get(name))
+
+    return check_fields if checks else None
+
+
+def _check_whole(value: Any) -> None:
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError(f"value must be a whole number, got {value!r}")
 
 
 def arrow_type(pa: Any, info: msgspec.inspect.Type, field: str, above: tuple[Any, ...] = ()) -> Any:
