@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -43,7 +44,7 @@ async def _trust(state: ConsoleState, request: Request) -> Any:
 async def _plain(state: ConsoleState, stream: str, subject: str) -> dict[str, Any]:
     body, began = msgspec.json.encode({"last_by_subj": subject, "as_of": True}), time.perf_counter()
     answer = await state.client.request(f"{state.js.prefix}.DIRECT.GET.{stream}", body, timeout=5)
-    headers: Any = answer.headers or {}
+    headers = _server_headers(answer.headers.items() if answer.headers else ())
     return {
         "who": headers.get("Slipstream-Responder") or headers.get("Nats-Stream") or "",
         "as_of": int(headers.get("Slipstream-As-Of") or 0),
@@ -51,6 +52,16 @@ async def _plain(state: ConsoleState, stream: str, subject: str) -> dict[str, An
         "ms": round((time.perf_counter() - began) * 1000, 2),
         "found": answer.status is None,
     }
+
+
+def _server_headers(items: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The headers that the server appended to a stored message: a publisher may have set any of them as well."""
+    found: dict[str, str] = {}
+    for name, value in items:
+        if name == "Nats-Stream":  # the first one that a server appends
+            found.clear()
+        found[name] = value
+    return found
 
 
 async def replicas(state: ConsoleState, stream: str) -> list[Any]:
