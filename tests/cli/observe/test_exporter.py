@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -95,3 +97,33 @@ def test_bad_arguments_are_rejected(our_cli: Cli) -> None:
     assert done.code == 2
     assert "--monitor must be an http or https URL" in done.err
     assert our_cli.run("exporter", "--port", "70000").code == 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n[]",
+        b'HTTP/1.1 200 OK\r\n\r\n{"mem": null}',
+        b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 100_000,
+    ],
+)
+def test_a_target_that_is_no_nats_server_leaves_the_others_on_the_page(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, Server(http_port=0) as server:
+
+        def speak() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection, contextlib.suppress(OSError):
+                        connection.recv(65536)
+                        connection.sendall(answer)
+
+        threading.Thread(target=speak, daemon=True).start()
+        port = listener.getsockname()[1]
+        urls = [f"http://127.0.0.1:{port}", server.http_url]
+        page = Exporter([MonitorSource(url, consumers=True) for url in urls], 5).page().decode()
+        listener.shutdown(socket.SHUT_RDWR)
+    up = {dict(labels)["target"]: value for labels, value in samples(page)["up"].items()}
+    assert sorted(up.values()) == [0, 1]
+    assert up[f"127.0.0.1:{port}"] == 0

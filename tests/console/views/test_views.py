@@ -373,7 +373,9 @@ def test_fault_commands_take_nothing_but_a_stream_and_a_replica() -> None:
         assert browser.post("/api/faults/hold", json={"stream": "NONE", "replica": "x"}).status_code == 409
 
 
-def test_headers_of_a_publisher_are_not_taken_for_those_of_the_server(url: str, js: slipstream.BlockingJetStream) -> None:
+def test_headers_of_a_publisher_are_not_taken_for_those_of_the_server(
+    url: str, js: slipstream.BlockingJetStream
+) -> None:
     js.create_stream("FORGED", subjects=["forged.>"], allow_direct=True)
     headers = {"Slipstream-As-Of": "soon", "Slipstream-Responder": "me", "Nats-Sequence": "9x", "Nats-Stream": "OTHER"}
     js.publish("forged.a", b"x", headers=headers)

@@ -73,7 +73,7 @@ class Source(Protocol):
     name: str
 
     def fill(self, page: Exposition, timeout: float) -> None:
-        """Add its samples; raises an Error, an OSError or a ValueError."""
+        """Add its samples; raises where it cannot."""
 
     def close(self) -> None:
         """Nothing more is asked."""
@@ -165,7 +165,8 @@ class Exporter:
             labels, began = label_set(target=source.name) if many else "", time.monotonic()
             try:
                 source.fill(own, self._timeout)
-            except (Error, OSError, ValueError):  # half a report is none
+            # A target may answer anything: one that is no NATS server must not take the others off the page.
+            except Exception:  # half a report is none
                 own = Exposition(FAMILIES)
                 own.add("up", 0)
             else:
