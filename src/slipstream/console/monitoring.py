@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import urllib.request
 from collections.abc import Sequence
+from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -46,7 +47,8 @@ async def read_monitor(url: str, path: str) -> dict[str, Any] | None:
 
     try:
         found = await asyncio.to_thread(read)
-    except (OSError, ValueError, msgspec.MsgspecError):
+    # HTTPException is no OSError; RecursionError is what a report that is nested too deeply raises.
+    except (OSError, HTTPException, ValueError, msgspec.MsgspecError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 

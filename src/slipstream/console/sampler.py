@@ -4,6 +4,7 @@ after the last one went, so that a page that comes back finds what it missed."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -13,6 +14,8 @@ from typing import Any
 
 from slipstream import Client, ConsumerInfo, Error, JetStream, StreamInfo
 from slipstream.console import monitoring
+
+log = logging.getLogger("slipstream.console")
 
 INTERVAL = 2.0
 KEPT = 300  # samples
@@ -78,6 +81,10 @@ class Ticker(ABC):
                     self.sample = await self.take()
                 except (Error, OSError) as error:
                     self.sample = {"error": str(error), "time": time.time()}
+                except Exception as error:  # of a report that is not as expected: pages must not wait for ever
+                    log.error("a sample could not be taken", exc_info=error)
+                    text = f"the console failed ({type(error).__name__}); its log has more"
+                    self.sample = {"error": text, "time": time.time()}
                 async with self._changed:
                     self._changed.notify_all()
                 await asyncio.sleep(max(INTERVAL - (time.monotonic() - began), INTERVAL / 2))

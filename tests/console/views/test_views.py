@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +276,33 @@ def test_monitoring_addresses_show_the_whole_server() -> None:
             "connections": [],
         }
         assert browser.get("/metrics").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"SSH-2.0-OpenSSH_9.6\r\n", b'HTTP/1.1 200 OK\r\n\r\n{"mem": null, "cluster": 5, "server_id": "x"}'],
+)
+def test_monitoring_address_that_is_no_nats_server_breaks_no_view(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, Server() as server:
+
+        def speak() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection, suppress(OSError):
+                        connection.recv(65536)
+                        connection.sendall(answer)
+
+        threading.Thread(target=speak, daemon=True).start()
+        monitor = f"127.0.0.1:{listener.getsockname()[1]}"
+        with opened(server.url, monitors=[f"http://{monitor}"]) as browser:
+            assert f'slipstream_up{{target="{monitor}"}} 0' in browser.get("/metrics").text
+            assert browser.get("/api/connections").status_code == 200
+            with browser.stream("GET", "/api/live", timeout=10) as live:
+                line = next(line for line in live.iter_lines() if line.startswith("data: "))
+            sample = json.loads(line[6:])
+            assert "error" in sample or sample["servers"]
+        listener.shutdown(socket.SHUT_RDWR)
 
 
 def test_password_of_a_monitoring_address_is_not_shown() -> None:

@@ -38,9 +38,13 @@ async def _metrics(state: ConsoleState, _: Request) -> Any:
     for url in state.settings.monitors:
         own = Exposition(FAMILIES)
         report = await read_monitor(url, "/varz")
+        is_up = report is not None
         if report is not None:
-            add_server(own, report)
-        own.add("up", int(report is not None))
+            try:
+                add_server(own, report)
+            except (TypeError, ValueError, AttributeError):  # not a report of a NATS server
+                own, is_up = Exposition(FAMILIES), False
+        own.add("up", int(is_up))
         merged.merge(own, label_set(target=monitor_name(url)))
     # The console's own connection is a program like any other: its reads show which of them had to ask the leader.
     return Response(merged.encode() + ClientMetrics(state.js).page(), media_type=CONTENT_TYPE)
