@@ -278,6 +278,25 @@ def test_monitoring_addresses_show_the_whole_server() -> None:
         assert browser.get("/metrics").status_code == 200
 
 
+def test_stream_deleted_during_a_scrape_leaves_the_others_on_the_page(
+    url: str, js: slipstream.BlockingJetStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GOING", "STAYING"):
+        js.create_stream(name, subjects=[name]).create_consumer("c")
+    list_consumers = slipstream.Stream.consumers
+
+    def delete_first(stream: slipstream.Stream, **options: Any) -> Any:
+        if stream.name == "GOING":
+            js.delete_stream("GOING")
+        return list_consumers(stream, **options)
+
+    monkeypatch.setattr(slipstream.Stream, "consumers", delete_first)
+    with opened(url) as browser:
+        page = browser.get("/metrics").text
+    assert "slipstream_up 1" in page
+    assert 'stream="STAYING",consumer="c"' in page
+
+
 @pytest.mark.parametrize(
     "answer",
     [b"SSH-2.0-OpenSSH_9.6\r\n", b'HTTP/1.1 200 OK\r\n\r\n{"mem": null, "cluster": 5, "server_id": "x"}'],

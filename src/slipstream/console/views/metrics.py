@@ -6,12 +6,13 @@ A Prometheus server authenticates itself by the console's token (`Authorization:
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from slipstream import Error
+from slipstream import ApiError, Error
 from slipstream.console.monitoring import monitor_name, read_monitor
 from slipstream.console.state import ConsoleState
 from slipstream.console.web import Endpoint
@@ -60,8 +61,9 @@ async def _add_account(state: ConsoleState, page: Exposition) -> None:
         labels = stream_labels(account, info.config.name)
         add_stream(page, labels, info.to_dict())
         if info.state.consumer_count:
-            async for consumer in js.stream(info.config.name).consumers(timeout=TIMEOUT):
-                add_consumer(page, labels, consumer.to_dict())
+            with suppress(ApiError):  # deleted since
+                async for consumer in js.stream(info.config.name).consumers(timeout=TIMEOUT):
+                    add_consumer(page, labels, consumer.to_dict())
 
 
 ENDPOINTS = (Endpoint("/metrics", _metrics),)
