@@ -176,6 +176,15 @@ def test_a_file_of_json_lines_is_loaded(slipstream_server: TestServer, tmp_path:
     assert slipstream_server.stored("$KV.settings.>")[0].data == b"dark"
 
 
+@pytest.mark.parametrize("text", ["a\u2028b", "a\u2029b", "a\x85b"])
+def test_line_breaks_of_unicode_end_no_line(slipstream_isolated_server: TestAccount, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "lines.jsonl"
+    line = json.dumps({"subject": "s.1", "data": text}, ensure_ascii=False)  # as `slipstream pipeline record` writes it
+    path.write_bytes(f'{{"stream": "S", "subjects": ["s.>"]}}\r\n{line}\r\n'.encode())
+    assert slipstream_isolated_server.load(path) == 2
+    assert slipstream_isolated_server.stored()[0].data.decode() == text
+
+
 @pytest.mark.parametrize(
     ("line", "text"),
     [
@@ -185,6 +194,9 @@ def test_a_file_of_json_lines_is_loaded(slipstream_server: TestServer, tmp_path:
         ('{"subject": "s.1", "dta": 1}', "unknown field 'dta'"),
         ('{"subject": "s.1", "data": 1, "data_base64": ""}', "data and data_base64 are mutually exclusive"),
         ('{"subject": "s.1", "data_base64": "?"}', "data_base64 must be base64, got '?'"),
+        ('{"subject": "s.1", "data_base64": "é"}', "data_base64 must be base64, got 'é'"),
+        ('{"subject": "s.1", "data": "\udcff"}', "a line must be UTF-8"),
+        ("[" * 100_000, "a line must be a JSON object"),
         ('{"stream": "X", "subject_list": []}', "subject_list"),
         ('{"bucket": "kv", "value": 1}', "key"),
     ],
@@ -193,7 +205,7 @@ def test_a_mistake_in_a_file_is_named_with_its_line(
     slipstream_isolated_server: TestAccount, tmp_path: Path, line: str, text: str
 ) -> None:
     path = tmp_path / "lines.jsonl"
-    path.write_text(f'{{"stream": "S", "subjects": ["s.>"]}}\n{line}\n', "utf-8")
+    path.write_text(f'{{"stream": "S", "subjects": ["s.>"]}}\n{line}\n', "utf-8", errors="surrogateescape")
     with pytest.raises(UsageError) as caught:
         slipstream_isolated_server.load(path)
     assert str(caught.value).startswith(f"{path}:2: ")

@@ -9,7 +9,6 @@ out. Files of `slipstream pipeline record` have this form.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -101,12 +100,17 @@ def load(client: BlockingClient, path: str | os.PathLike[str]) -> int:
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[Line]:
     """The lines of a file of JSON lines."""
-    for number, line in enumerate(Path(path).read_text("utf-8").splitlines(), 1):
+    # Not `splitlines`: U+2028 and others of its line breaks may be in a JSON text as they are.
+    for number, data in enumerate(Path(path).read_bytes().split(b"\n"), 1):
+        try:
+            line = data.decode()
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{os.fspath(path)}:{number}: a line must be UTF-8: {error}") from error
         if not line.strip() or line.lstrip().startswith(("#", "//")):
             continue
         try:
             fields = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{os.fspath(path)}:{number}: a line must be a JSON object: {error}") from error
         if not isinstance(fields, dict):
             raise UsageError(f"{os.fspath(path)}:{number}: a line must be a JSON object, got {line[:60]!r}")
@@ -121,5 +125,5 @@ def _take_payload(fields: dict[str, Any], name: str) -> bytes:
         raise UsageError(f"{name} and {name}_base64 are mutually exclusive")
     try:
         return base64.b64decode(encoded, validate=True)
-    except (TypeError, binascii.Error) as error:
+    except (TypeError, ValueError) as error:
         raise UsageError(f"{name}_base64 must be base64, got {encoded!r}") from error
