@@ -94,3 +94,11 @@ def test_operation_and_rows_are_checked() -> None:
         read_records('{"key": "a", "operation": "SET"}', "f", is_bucket=True)
     with pytest.raises(UsageError, match="f:1: a line must be a JSON object"):
         read_rows("1", "f")
+
+
+@pytest.mark.parametrize("text", ["a\u2028b", "a\u2029b", "a\x85b"])
+def test_line_breaks_of_unicode_end_no_line(text: str) -> None:
+    line = json.dumps({"subject": "s", "data": text}, ensure_ascii=False)
+    (found,) = read_records(f"{line}\r\n", "f", is_bucket=False)
+    assert write_records([found], is_bucket=False).count("\n") == 1
+    assert read_records(write_records([found], is_bucket=False), "f", is_bucket=False) == [found]

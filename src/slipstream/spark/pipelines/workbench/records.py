@@ -63,7 +63,8 @@ def read_rows(text: str, file: str) -> list[dict[str, Any]]:
 
 def lines_of(text: str) -> Iterator[tuple[int, str]]:
     """The lines with their numbers; empty ones, and those that begin with // or #, are left out."""
-    for number, line in enumerate(text.splitlines(), 1):
+    # Not `splitlines`: U+2028 and others of its line breaks may be in a JSON text as they are.
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip() and not line.lstrip().startswith(("//", "#")):
             yield number, line
 
