@@ -179,6 +179,27 @@ def test_a_server_on_disk_is_restored_by_a_restart(slipstream_server_disk: TestS
     assert not copy.exists()
 
 
+def test_snapshots_on_disk_nest_and_belong_to_one_server(slipstream_server_disk: TestServer, tmp_path: Path) -> None:
+    server = slipstream_server_disk
+    server.seed({"S": "s.>"}, {"s.1": b"one"})
+    first = server.snapshot()
+    server.seed(messages={"s.1": b"two"})
+    second = server.snapshot()
+    server.restore(second)
+    server.restore(first)
+    with pytest.raises(UsageError, match=r"snapshot must be one that no later restore has undone \(1\), got 2"):
+        server.restore(second)
+    server.seed(messages={"s.1": b"three"})
+    with server.restored():
+        server.seed(messages={"s.1": b"four"})
+    assert [message.data for message in server.stored()] == [b"one", b"three"]
+    with TestServer(data_dir=tmp_path / "other") as other:
+        other.seed({"O": "o.>"}, {"o.1": b"mine"})
+        with pytest.raises(UsageError, match="the snapshot is of another server"):
+            other.restore(first)
+        assert [message.data for message in other.stored()] == [b"mine"]
+
+
 async def test_workers_go_on_across_restores(slipstream_server: TestServer) -> None:
     """An application that runs all the time: its pull requests are sent again, and it does each job of each test."""
     server = slipstream_server

@@ -83,6 +83,7 @@ class TestServer(ServerControls):
         )
         self._run_id = object()
         self._disk_snapshots = self._accounts_made = 0
+        self._on_disk: set[int] = set()  # snapshots that no restore of an earlier one has undone
         self._users_lock = threading.Lock()  # tests in several threads may share a server
 
     def __repr__(self) -> str:
@@ -132,6 +133,7 @@ class TestServer(ServerControls):
             shutil.copytree(self._data_dir, copy, dirs_exist_ok=True)
         finally:
             self.start()
+        self._on_disk.add(found.number)
         return found
 
     def restore(self, snapshot: ServerSnapshot) -> None:
@@ -149,6 +151,11 @@ class TestServer(ServerControls):
         data_dir = self._data_dir
         if data_dir is None:
             raise UsageError("the snapshot is of a server with a data_dir, this one is in memory")
+        if snapshot.run is not self:
+            raise UsageError("the snapshot is of another server")
+        if snapshot.number not in self._on_disk:
+            known = ", ".join(map(str, sorted(self._on_disk))) or "there is none"
+            raise UsageError(f"snapshot must be one that no later restore has undone ({known}), got {snapshot.number}")
         self._check_running()
         self.stop()
         try:
@@ -156,6 +163,7 @@ class TestServer(ServerControls):
             shutil.copytree(snapshot.directory, data_dir)
         finally:
             self.start()
+        self._on_disk = {number for number in self._on_disk if number <= snapshot.number}
 
     @contextmanager
     def restored(self) -> Iterator[ServerSnapshot]:
