@@ -12,7 +12,13 @@ import nats
 import pytest
 
 from slipstream import StreamConfig, StreamSource, connect, connect_blocking
-from slipstream.errors import KeyNotFoundError, StreamNotFoundError, StreamStoreFailedError, UsageError
+from slipstream.errors import (
+    KeyNotFoundError,
+    StaleReadError,
+    StreamNotFoundError,
+    StreamStoreFailedError,
+    UsageError,
+)
 from slipstream.testing import ServerSnapshot, TestServer
 
 
@@ -177,6 +183,21 @@ def test_a_server_on_disk_is_restored_by_a_restart(slipstream_server_disk: TestS
         assert [message.data for message in server.stored()] == [b"old"]
     del snapshot
     assert not copy.exists()
+
+
+def test_a_bucket_is_opened_again_after_a_restore(slipstream_server: TestServer) -> None:
+    with connect_blocking(slipstream_server.url) as client:
+        js = client.jetstream()
+        kv = js.create_key_value("settings")
+        kv.put("theme", b"dark")
+        snapshot = slipstream_server.snapshot()
+        kv.put("theme", b"light")
+        slipstream_server.restore(snapshot)
+        with pytest.raises(StaleReadError):  # it has written revision 2
+            kv.keys(timeout=1)
+        again = js.key_value("settings")
+        assert [entry.value for entry in again.history("theme")] == [b"dark"]
+        assert again.keys() == ["theme"]
 
 
 def test_snapshots_on_disk_nest_and_belong_to_one_server(slipstream_server_disk: TestServer, tmp_path: Path) -> None:
