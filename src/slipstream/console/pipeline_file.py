@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -166,9 +167,10 @@ class PipelineFile:
             found: list[Letter] = []
             while upto > max(state.first_seq, 1) and len(found) < PAGE and looked < LOOKED:
                 start = max(state.first_seq, upto - window, 1)
-                part = [self._letter(one) for one in stream.read(start=start, end=upto - 1)]
+                letters = map(self._letter, stream.read(start=start, end=upto - 1))
+                # A window has up to 20,000 messages of any size: nothing is kept but what may be shown.
+                found[:0] = deque((one for one in letters if not origin or one.origin == origin), maxlen=PAGE + 1)
                 looked += upto - start
-                found[:0] = [one for one in part if not origin or one.origin == origin]
                 upto, window = start, min(window * 4, LONGEST_WINDOW)
             page = found[-PAGE:]
             is_more = len(found) > PAGE or upto > max(state.first_seq, 1)

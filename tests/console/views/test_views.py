@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import slipstream
 from slipstream.console.monitoring import check_monitor, monitor_name
+from slipstream.console.pipeline_file import PipelineFile
 from slipstream.kv.codecs import Encrypted, Json, Keyring
 from slipstream.server import Server
 from tests.console.support import console, dead_letter, recorded_pipeline
@@ -412,6 +414,36 @@ def test_pipeline_is_a_graph_with_its_progress_and_its_letters(
         assert [one["seq"] for one in left["letters"]] == [71]
     with opened(url, pipelines=[file]) as browser:
         assert browser.post(resend, json={"seq": 71}).status_code == 403
+
+
+def test_page_of_letters_holds_no_more_messages_than_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alive = most = 0
+
+    class Payload(bytes):
+        def __init__(self, *_: object) -> None:
+            nonlocal alive, most
+            alive += 1
+            most = max(most, alive)
+
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
+
+    def read(start: int, end: int) -> Iterator[slipstream.StoredMessage]:
+        for seq in range(start, end + 1):
+            yield slipstream.StoredMessage("ORDERS_DEAD.orders", seq, 1, b"", Payload(b"x"), "ORDERS_DEAD")
+
+    state = SimpleNamespace(first_seq=1, last_seq=10_000, messages=10_000)
+    stream = SimpleNamespace(info=lambda: SimpleNamespace(state=state), read=read)
+    file, _ = recorded_pipeline(tmp_path, "nats://127.0.0.1:9")
+    pipeline = PipelineFile(file)
+    monkeypatch.setattr(pipeline, "_ask", lambda work: work(SimpleNamespace(stream=lambda _: stream)))
+    page = pipeline.letters()
+    assert [one["seq"] for one in page["letters"]] == list(range(10_000, 9_950, -1))
+    assert page["more"] == 9_951
+    assert pipeline.letters(before=30)["more"] == 0
+    assert pipeline.letters(origin="customers")["letters"] == []
+    assert most < 100
 
 
 def test_fault_commands_take_nothing_but_a_stream_and_a_replica() -> None:
