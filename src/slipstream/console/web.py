@@ -110,7 +110,10 @@ async def json_body(request: Request) -> dict[str, Any]:
         data += chunk
         if len(data) > LARGEST_BODY:
             raise Problem(413, f"the body is longer than {LARGEST_BODY} bytes")
-    body = msgspec.json.decode(bytes(data))
+    try:
+        body = msgspec.json.decode(bytes(data))
+    except RecursionError:
+        raise Problem(400, "the body is nested too deeply") from None
     if not isinstance(body, dict):
         raise Problem(400, "the body must be a JSON object")
     return body
@@ -127,6 +130,17 @@ def whole(text: Any, name: str, default: int = 0) -> int:
     if isinstance(text, bool) or not 0 <= number < 1 << 63:
         raise Problem(400, f"{name} must be between 0 and 2^63, got {str(text)[:40]!r}")
     return number
+
+
+def seconds_of(value: Any, name: str, most: float) -> float:
+    """A number of seconds in a body; 0 if there is none."""
+    try:
+        seconds = float(value or 0)
+    except (TypeError, ValueError):
+        raise Problem(400, f"{name} must be a number of seconds, got {str(value)[:40]!r}") from None
+    if not seconds <= most:
+        raise Problem(400, f"{name} must be at most {most:.0f} seconds, got {str(value)[:40]!r}")
+    return seconds
 
 
 def event(value: Any) -> bytes:

@@ -416,6 +416,28 @@ def test_pipeline_is_a_graph_with_its_progress_and_its_letters(
         assert browser.post(resend, json={"seq": 71}).status_code == 403
 
 
+def test_malformed_bodies_are_rejected_and_not_logged_as_failures(
+    url: str, js: slipstream.BlockingJetStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    js.create_key_value("malformed")
+    js.create_stream("MALFORMED", subjects=["malformed"]).create_consumer("c")
+    put = {"key": "k", "last": 0, "value": "x"}
+    pause = "/api/consumers/MALFORMED/c/pause"
+    with opened(url, write=True) as browser:
+        for path, body in (
+            *(
+                ("/api/buckets/malformed/put", put | {"ttl": ttl})
+                for ttl in (1e300, "inf", "nan", [1], {"s": 1}, "soon")
+            ),
+            *((pause, {"seconds": seconds}) for seconds in (1e300, "inf", "nan", [1], "soon")),
+            *(("/api/publish", {"subject": "malformed", "copy": copy}) for copy in ("x", 1, [1], {"stream": "S"})),
+        ):
+            assert browser.post(path, json=body).status_code == 400, body
+        deep = browser.post("/api/publish", content=b'{"a":' * 100_000, headers={"Content-Type": "application/json"})
+        assert (deep.status_code, deep.json()) == (400, {"error": "the body is nested too deeply"})
+    assert not [record for record in caplog.records if record.name == "slipstream.console"]
+
+
 def test_page_of_letters_holds_no_more_messages_than_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alive = most = 0
 

@@ -18,13 +18,14 @@ from starlette.responses import Response, StreamingResponse
 from slipstream import Error, KeyRevisionError
 from slipstream.console.state import ConsoleState
 from slipstream.console.views.streams import MOST_ROWS, level
-from slipstream.console.web import Endpoint, Problem, event, json_body, whole
+from slipstream.console.web import Endpoint, Problem, event, json_body, seconds_of, whole
 
 MOST_BUCKETS = 1_000
 MOST_KEYS = 500  # of a filter
 MOST_DECODED = 20_000  # keys of a bucket with codecs, whose names the server cannot group
 LONGEST = 64 * 1024
 HEX = 4096
+LONGEST_TTL = 100 * 366 * 86_400  # seconds
 GATHER = 0.2  # seconds within which changes are sent as one event
 HEARTBEAT = 20.0  # seconds
 
@@ -179,7 +180,7 @@ async def _put(state: ConsoleState, request: Request) -> Any:
     kv, body = await _open(state, request), await json_body(request)
     key, last = str(body["key"]), whole(body["last"], "last")
     value = _value(state, request.path_params["bucket"], str(body["value"]))
-    seconds = float(body.get("ttl") or 0)
+    seconds = seconds_of(body.get("ttl"), "ttl", LONGEST_TTL)
     ttl = timedelta(seconds=seconds) if seconds > 0 else None
     try:
         revision = await (kv.update(key, value, last=last, ttl=ttl) if last else kv.create(key, value, ttl=ttl))

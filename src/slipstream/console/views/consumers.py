@@ -13,7 +13,7 @@ from slipstream import Error, NoRespondersError, RequestTimeoutError
 from slipstream.console.paging import first_at
 from slipstream.console.state import ConsoleState
 from slipstream.console.views.messages import moment
-from slipstream.console.web import Endpoint, Problem, json_body, whole
+from slipstream.console.web import Endpoint, Problem, json_body, seconds_of, whole
 
 LONGEST_PAUSE = 366 * 86_400  # seconds
 
@@ -27,9 +27,7 @@ async def _consumer(state: ConsoleState, request: Request) -> Any:
 async def _pause(state: ConsoleState, request: Request) -> Any:
     stream, name = request.path_params["stream"], request.path_params["consumer"]
     consumer = await state.js.stream(stream).consumer(name)
-    seconds = float((await json_body(request)).get("seconds", 0))
-    if not seconds <= LONGEST_PAUSE:
-        raise Problem(400, f"seconds must be at most {LONGEST_PAUSE}, got {seconds}")
+    seconds = seconds_of((await json_body(request)).get("seconds"), "seconds", LONGEST_PAUSE)
     if seconds <= 0:
         await consumer.resume()
     else:

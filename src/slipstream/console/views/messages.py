@@ -92,6 +92,8 @@ async def _publish(state: ConsoleState, request: Request) -> Any:
     body = await json_body(request)
     subject, data, headers = str(body["subject"]), str(body.get("data", "")).encode(), Headers()
     if (copy := body.get("copy")) is not None:
+        if not isinstance(copy, dict):
+            raise Problem(400, "copy must be a JSON object with stream and seq")
         original = await _original(state, str(copy["stream"]), whole(copy["seq"], "seq"))
         data = original.data
         for name, value in original.headers.items() if original.header else ():
