@@ -96,6 +96,21 @@ def test_requests_from_elsewhere_are_refused(
     assert browser.get(f"/?token={site.token}", headers=headers).status_code == status
 
 
+def test_a_websocket_is_refused_without_an_error_in_the_log(
+    browser: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    headers = {
+        "Origin": "http://evil.example",
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+        "Sec-WebSocket-Version": "13",
+    }
+    with caplog.at_level("ERROR"):
+        assert browser.get("/api/live", headers=headers).status_code == 403
+    assert not caplog.records
+
+
 def test_a_read_only_console_refuses_every_change(browser: httpx.Client, js: slipstream.BlockingJetStream) -> None:
     before = js.stream("ORDERS").info().state.last_seq
     for path, body in {

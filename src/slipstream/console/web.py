@@ -159,7 +159,9 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        if scope["type"] != "http":  # there is no WebSocket here
+        if scope["type"] != "http":
+            # There is no WebSocket here. Any page may ask for one: an answer keeps it out of the log as an error.
+            await send({"type": "websocket.close"})
             return
 
         async def send_safely(message: Any) -> None:
