@@ -147,6 +147,7 @@ def test_a_bucket_s_snapshot_becomes_a_table(js: slipstream.BlockingJetStream) -
     assert list(kv.to_pandas(schema=Plain)["id"]) == [3]
     assert kv.to_polars(columns=["key"])["key"].to_list() == ["a"]
     assert to_arrow(kv.snapshot()).equals(table)
+    assert to_arrow(kv.snapshot("b")).equals(kv.to_arrow("b"))  # the same columns without a row
     with pytest.raises(UsageError, match="must be bytes, got dict"):
         kv.with_codec(slipstream.Json()).to_arrow()
 

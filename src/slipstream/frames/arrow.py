@@ -200,9 +200,11 @@ def to_arrow(rows: Any, *, columns: Sequence[str] | None = None, schema: Any = N
         builder = TableBuilder(columns=columns, schema=schema, errors=errors)
         builder.add_columns(rows)
         return builder.table()
-    items = list(rows.values() if hasattr(rows, "values") else rows)
+    is_mapping = hasattr(rows, "values")  # a snapshot, also of a bucket without keys
+    items = list(rows.values() if is_mapping else rows)
     first = items[0] if items else None
-    is_entry = hasattr(first, "revision") or (first is None and bool({*(columns or ())} & {"key", "value", "revision"}))
+    names_entry = is_mapping or bool({*(columns or ())} & {"key", "value", "revision"})
+    is_entry = hasattr(first, "revision") or (first is None and names_entry)
     builder = TableBuilder(columns=columns, schema=schema, errors=errors, entries=is_entry)
     if is_entry:
         builder.add_entries(items)
