@@ -64,7 +64,8 @@ class Ticker(ABC):
             self._left = time.monotonic()
 
     async def _next(self, timeout: float) -> None:
-        # Not wait_for: before Python 3.12 it waits in a task of its own, which finds the lock released where the reader has left.
+        # Not wait_for: before Python 3.12 it waits in a task of its own, which finds the lock released once the reader
+        # has left.
         async with asyncio.timeout(timeout), self._changed:
             await self._changed.wait()
 
