@@ -245,7 +245,9 @@ class Project:
         path.write_text(text, "utf-8")
 
     def run(self, *arguments: str) -> pytest.RunResult:
-        return self._pytester.runpytest_inprocess("-p", "tests.spec_plugin", "--import-mode=importlib", *arguments)
+        return self._pytester.runpytest_inprocess(
+            "-p", "tests.spec_plugin", "-p", "no:asyncio", "--import-mode=importlib", *arguments
+        )
 
     def outcomes(self) -> dict[str, str]:
         text = (self._pytester.path / spec.RESULTS).read_text("utf-8")
