@@ -1,6 +1,6 @@
 """Arrow tables of messages and of entries, and data frames made of them.
 
-A table is built from record batches, one of some ten thousand rows at a time, so that a payload column may be larger
+A table is built from record batches, one of some thousand rows at a time, so that a payload column may be larger
 than the 2 GiB that one Arrow array of binaries can address, and a long read does not hold its Python objects: what
 stays in memory is the Arrow data. Times and sequences are one buffer each; a stream's times are stored as nanoseconds
 and become timestamps without a copy. pyarrow is imported when the first table is made.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MESSAGE_COLUMNS = ("subject", "sequence", "timestamp", "headers", "data")
 ENTRY_COLUMNS = ("key", "value", "revision", "created", "operation")
-BATCH_ROWS = 50_000
+BATCH_ROWS = 2_000  # their objects are still in the cache of the processor; 50,000 cost up to twice as much
 BATCH_BYTES = 256 * 1024 * 1024  # of payloads, far below the 2 GiB of one array
 
 
