@@ -10,22 +10,10 @@ import pytest
 
 import slipstream
 from slipstream.console.app import VIEWS
-from slipstream.server import Server
 from slipstream.testing import TestServer
 from tests.console.support import Site, console
-from tests.servers import real_server
 
 EVIL = "<script>window.pwned=1</script>"
-
-
-@pytest.fixture(scope="module", params=["ours", "nats-server"])
-def url(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "ours":
-        with Server() as server:
-            yield server.url
-    else:
-        with real_server() as real:
-            yield real
 
 
 @pytest.fixture(scope="module")

@@ -22,20 +22,9 @@ from slipstream.console.pipeline_file import PipelineFile
 from slipstream.kv.codecs import Encrypted, Json, Keyring
 from slipstream.server import Server
 from tests.console.support import console, dead_letter, recorded_pipeline
-from tests.servers import real_server
 
 BYTES = {"Content-Type": "application/octet-stream"}
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 20
-
-
-@pytest.fixture(scope="module", params=["ours", "nats-server"])
-def url(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "ours":
-        with Server() as server:
-            yield server.url
-    else:
-        with real_server() as real:
-            yield real
 
 
 @pytest.fixture(scope="module")
