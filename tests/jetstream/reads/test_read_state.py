@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from slipstream import connect
+from slipstream import StreamConfig, connect
 from slipstream.api import StreamInfo, StreamState
 from slipstream.client.base import BaseClient
 from slipstream.client.reporter import Reporter
@@ -47,6 +47,19 @@ def test_a_server_without_a_cluster_is_the_only_store() -> None:
     notes.origin = "UPSTREAM"  # it may have more than the mirror
     notes.learn(info(1_000), 0.0)
     assert not notes.is_alone
+
+
+def test_limits_told_by_a_follower_without_a_leader_end_the_trust_in_copies() -> None:
+    """It may be late, so what it says proves nothing; but limits that it knows of were put on the stream."""
+    led = {"name": "C", "leader": "n1", "replicas": [{"name": "n2", "active": 0}]}
+    notes, stored = StreamCache(), StreamState(messages=1, first_seq=1, last_seq=1)
+    notes.learn(StreamInfo(created=1_000, state=stored, cluster=led), 0.0)
+    assert notes.is_lossless
+    notes.learn(StreamInfo(created=1_000, state=stored, cluster={"name": "C"}), 1.0)
+    assert notes.is_lossless
+    limited = StreamConfig(name="S", max_msgs_per_subject=1)
+    notes.learn(StreamInfo(config=limited, created=1_000, state=stored, cluster={"name": "C"}), 2.0)
+    assert not notes.is_lossless
 
 
 def test_clocks_that_differ_do_not_make_a_stream_distrust_itself() -> None:

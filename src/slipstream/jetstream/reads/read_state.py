@@ -169,6 +169,8 @@ class StreamCache:
             self.needs_names = state.num_deleted > MOST_DELETED
             if word.is_settled:
                 self.settled = max(self.settled, word.last_seq)
+        elif not lost_nothing(info):  # but that it has limits, or lost something, is reason enough for doubt
+            self.is_lossless = False
         return True
 
 

@@ -113,6 +113,12 @@ def test_the_rules_keep_their_promises_in_every_schedule() -> None:
     assert result.answered > FEW_SCHEDULES  # they do not keep them by refusing everything
 
 
+def test_limits_that_a_follower_tells_of_are_believed_without_a_leader() -> None:
+    """They were put on the stream two seconds before it lost its leader; a replica that was away shows version 1."""
+    result = search(NewRules, range(2_057_531, 2_057_532))
+    assert result.violation is None, str(result)
+
+
 @pytest.mark.parametrize("seed", [2_001_655, 3_000_964])
 def test_a_range_of_a_mirror_goes_on_to_what_replaced_messages_that_it_lacks(seed: int) -> None:
     """The stream has one store, and a mirror answers: it has what was replaced, or lacks it by limits of its own."""
