@@ -97,10 +97,11 @@ class StreamReads:
             if session.is_claim(self._stream) or session.is_suspect(self._stream):
                 return None
             wanted = max(wanted, session.wanted(self._stream, request.last_by_subj))
-        cache = self._cache
-        existed, is_fresh = cache.reached, cache.has_config(now)
-        if not keeps and (cache.is_leader_first or not cache.is_known(now) or not cache.created or cache.origin):
-            return None
+        cache, existed, is_fresh = self._cache, 0, False
+        if not keeps:
+            if cache.is_leader_first or not cache.is_known(now) or not cache.created or cache.origin:
+                return None
+            existed, is_fresh = cache.reached, cache.has_config(now)
         if cache.is_unsure(now):
             return None
         body = b'{"min_last_seq":%d}' % wanted if keeps and wanted else b""
