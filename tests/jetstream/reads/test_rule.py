@@ -180,6 +180,19 @@ def session_at(seq: int) -> SessionState:
     return session
 
 
+def test_an_answer_need_not_show_what_its_session_wrote_after_it() -> None:
+    """A read and a write of one session at once. The answer is noted as of what was wanted when the read began.
+
+    Noted as of the write, it would pass for the newest message afterwards, in place of the one just written.
+    """
+    session = session_at(3)
+    goal = ReadGoal("S", 0, session, RetryPolicy(1.0, lambda: 0.0), subject="s.b")
+    session.note("S", 5, "s.b", is_own_write=True)
+    info = StreamInfo(created=1_000, state=StreamState(messages=5, first_seq=1, last_seq=5))
+    assert goal.learn(info)
+    assert (goal.wanted, goal.adapt(), session.wanted("S", "s.b")) == (3, 3, 5)
+
+
 @pytest.mark.parametrize("led_for", [8.0, 60.0], ids=["unsettled", "settled"])
 def test_a_session_takes_no_next_message_that_is_ahead_of_the_leader(led_for: float) -> None:
     split, session = Split(led_for=led_for, silence=4.0), session_at(5)

@@ -58,11 +58,15 @@ class ReadGoal:
         if self.session is None:
             return True
         is_current = self.session.learn(self.stream, info, self._mark)
-        self.wanted = max(self._asked, self.session.wanted(self.stream, self._subject))
+        self.adapt()
         return is_current
 
     def adapt(self) -> int:
-        """What is still wanted: less than before if the stream was found to have been made again."""
+        """What is still wanted: less than before if the stream was found to have been made again.
+
+        Never more: an answer that is there already need not show what the session did meanwhile, and must not be noted
+        as if it did.
+        """
         if self.session is not None:
             self.wanted = min(self.wanted, max(self._asked, self.session.wanted(self.stream, self._subject)))
         return self.wanted

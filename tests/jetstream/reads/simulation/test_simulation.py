@@ -119,6 +119,12 @@ def test_limits_that_a_follower_tells_of_are_believed_without_a_leader() -> None
     assert result.violation is None, str(result)
 
 
+def test_a_read_is_not_noted_as_of_what_its_session_wrote_meanwhile() -> None:
+    """The session wrote a key while a read of it waited for the leader: the next read showed the value before."""
+    result = search(NewRules, range(2_121_132, 2_121_133))
+    assert result.violation is None, str(result)
+
+
 @pytest.mark.parametrize("seed", [2_001_655, 3_000_964])
 def test_a_range_of_a_mirror_goes_on_to_what_replaced_messages_that_it_lacks(seed: int) -> None:
     """The stream has one store, and a mirror answers: it has what was replaced, or lacks it by limits of its own."""
