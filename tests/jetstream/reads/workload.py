@@ -499,6 +499,9 @@ async def keep_a_session(
             if reader.has_stale_token:
                 break
             seq = await workload.write(session, rng.choice(KEYS)) if rng.random() < 0.3 else 0
+            beside = None  # a read and a write at once: the answer may show the write or not
+            if rng.random() < 0.2:
+                beside = asyncio.create_task(workload.write(session, rng.choice(KEYS)))
             async with workload.operation():
                 if model is workload.history.model:
                     wrote = max(wrote, seq)
@@ -506,6 +509,9 @@ async def keep_a_session(
                     model, wrote = workload.history.model, 0
                 if wrote:
                     await reader.read(stream, bucket, wrote, path=rng.choice(paths))
+            if beside is not None:
+                seq = await beside
+                wrote = max(wrote, seq) if model is workload.history.model else wrote
             await asyncio.sleep(rng.uniform(0, 2 * pause))
         token = session.token()
         if children > 0:
