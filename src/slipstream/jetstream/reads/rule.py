@@ -194,6 +194,11 @@ class ReadRule:
             return Found(None) if is_gone and goal.session is None else None
         if not is_right:
             return None
+        if request.next_by_subj and goal.session is not None and not cache.is_lossless:
+            told = yield from self._word(goal)  # what lay before it may be gone: never show it again
+            if isinstance(told, Retry):
+                return told
+            goal.reach(told.last_seq)
         goal.reach(goal.wanted)
         return Found(message)
 

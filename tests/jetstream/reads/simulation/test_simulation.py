@@ -125,6 +125,12 @@ def test_a_read_is_not_noted_as_of_what_its_session_wrote_meanwhile() -> None:
     assert result.violation is None, str(result)
 
 
+def test_a_next_message_of_the_only_store_shows_that_those_before_it_are_gone() -> None:
+    """A limit had removed the message before it: a mirror that had not seen that showed the state before."""
+    result = search(NewRules, range(2_550_344, 2_550_345))
+    assert result.violation is None, str(result)
+
+
 @pytest.mark.parametrize("seed", [2_001_655, 3_000_964])
 def test_a_range_of_a_mirror_goes_on_to_what_replaced_messages_that_it_lacks(seed: int) -> None:
     """The stream has one store, and a mirror answers: it has what was replaced, or lacks it by limits of its own."""
