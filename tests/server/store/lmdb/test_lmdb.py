@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import resource
 import shutil
 import struct
@@ -19,6 +20,7 @@ import pytest
 from slipstream.errors import CorruptRecordError, StoreError, UsageError
 from slipstream.server.engine.ports import Record, StreamLog
 from slipstream.server.store.lmdb.env import translated
+from slipstream.server.store.lmdb.jobs import _sorted
 from slipstream.server.store.lmdb.log import LmdbLog
 from slipstream.server.store.lmdb.pages import PageFile
 from slipstream.server.store.lmdb.records import CorruptMessageError, decode, seal
@@ -751,3 +753,22 @@ def test_a_damaged_message_is_removed_whatever_its_checksum_says(tmp_path: Path)
         assert [record.seq for record in again.log("S").scan("", 0, limit=999)] == list(range(1, 193))
         assert not again.losses()
         again.close()
+
+
+# Jobs and sizes.
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 1000])
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_names_are_sorted_in_pieces(count: int, is_ordered: bool) -> None:
+    names = [f"s.{n:04}" for n in range(count)]
+    mixed = names if is_ordered else random.Random(count).sample(names, count)
+    parts = [part for part in _sorted(mixed, 4) if not isinstance(part, int)]
+    assert [name for part in parts for name in part] == names
+    assert all(0 < len(part) <= 4 for part in parts)
+
+
+def test_more_rows_are_kept_for_a_flush_where_there_are_many_subjects() -> None:
+    tuning = Tuning(dirty=100, cache=50)
+    assert [tuning.flush_at(subjects) for subjects in (0, 400, 1_000, 10_000_000)] == [100, 100, 250, 400]
+    assert [tuning.cached(subjects) for subjects in (0, 200, 1_000, 10_000_000)] == [50, 50, 250, 400]

@@ -6,7 +6,7 @@ detected. Numbers in keys are big-endian (LMDB sorts bytes), numbers in values l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from struct import Struct, pack, unpack_from
 from struct import error as StructError  # noqa: N812 - the module calls it `error`
@@ -172,11 +172,17 @@ def unpack_row(key: bytes, value: bytes) -> tuple[str, Row] | None:
         return None
 
 
-def pack_entry(prefix: bytes, subject: str, offsets: list[int]) -> tuple[bytes, bytes]:
-    """The index entry of one subject in one segment."""
+def pack_entry(prefix: bytes, subject: str, start: int, seqs: Sequence[int]) -> tuple[bytes, bytes]:
+    """The index entry of one subject in the segment that begins at `start`."""
     name = subject_key(subject)
     key = prefix + name
-    return key, seal(key, _with_name(name, subject, pack(f"<{len(offsets)}H", *offsets)))
+    if len(seqs) == 1:  # most of them, where there are many
+        body = (seqs[0] - start).to_bytes(2, "little")
+    else:
+        body = pack(f"<{len(seqs)}H", *(seq - start for seq in seqs))
+    if len(name) == _LONG_SIZE:
+        body = _with_name(name, subject, body)
+    return key, body + crc32(body, crc32(key)).to_bytes(4, "little")
 
 
 def unpack_entry(key: bytes, value: bytes) -> tuple[str, tuple[int, ...]] | None:

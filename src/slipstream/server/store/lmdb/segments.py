@@ -26,11 +26,22 @@ class Tuning(NamedTuple):
 
     segment: int = 16_384  # sequences to a segment; fixed when the store is made, 65,536 at most
     slice: int = 1_000  # units of work in one `write_some`, one sweep
-    dirty: int = 65_536  # changed subject rows that start a flush
+    dirty: int = 65_536  # changed subject rows that start a flush; more with many subjects (`flush_at`)
     journal: int = 131_072  # journaled rows that start a flush: what a crash leaves to be read
-    cache: int = 32_768  # subject rows to keep in memory after a flush
+    cache: int = 32_768  # subject rows to keep in memory after a flush; more with many subjects
     probe: int = 512  # messages that a filtered scan looks at before it asks whether the index would be quicker
     page: int = 4_096  # subjects to list at once
+
+    # A flush of rows that are scattered over a large table writes nearly every page of it, whether it has few rows or
+    # many: the fewer flushes, the less is written. A quarter of the subjects, up to a bound: some 100 MB at most.
+
+    def flush_at(self, subjects: int) -> int:
+        """How many changed rows start a flush."""
+        return max(self.dirty, min(subjects // 4, 4 * self.dirty))
+
+    def cached(self, subjects: int) -> int:
+        """How many rows stay in memory after a flush."""
+        return max(self.cache, min(subjects // 4, 8 * self.cache))
 
 
 COUNTED = 1 << 44  # a block has 4,096 messages at most, so their checksums add up to less

@@ -461,13 +461,14 @@ class LmdbStore:
         for number in base.drop_dead():
             self._queue(DropJob(base, number))
         tuning = self.tuning
-        if not base.flushing and (len(base.dirty) >= tuning.dirty or base.journaled >= tuning.journal):
+        limit = tuning.flush_at(base.state.subjects)
+        if not base.flushing and (len(base.dirty) >= limit or base.journaled >= max(tuning.journal, 2 * limit)):
             self._queue(FlushJob(log))
 
     def _save_memory(self) -> None:
         """Bound the memory of all streams together to a small multiple of what one may hold."""
         logs, tuning = list(self._streams.values()), self.tuning
-        if sum(len(log.base.clean) for log in logs) > 4 * tuning.cache:
+        if sum(len(log.base.clean) for log in logs) > 8 * tuning.cache:
             for log in logs:
                 log.base.clean = {}
         if sum(log.base.journaled for log in logs) > 4 * tuning.journal:
@@ -494,7 +495,7 @@ class LmdbStore:
 
     def _take_flushed(self) -> None:
         for base, subjects in self._env.flushed:
-            base.flushed(subjects, self.tuning.cache)
+            base.flushed(subjects, self.tuning.cached(base.state.subjects))
         self._env.flushed.clear()
 
     # Opening.
