@@ -222,6 +222,7 @@ class Account:
             self._attach(stream)
             if entry.trimming:
                 stream.trim_subjects()
+            stream.resume_removals(entry.removals)
         # 3. All others are opened: every stream at the start, deleted ones whose deletion was lost.
         for key, entry in stored.items():
             config = with_level(StreamConfig.from_dict(entry.config))
@@ -234,6 +235,7 @@ class Account:
             self._attach(stream)
             if entry.trimming:
                 stream.trim_subjects()
+            stream.resume_removals(entry.removals)
 
     def unload(self) -> None:
         """Stop all streams and leave them in the stores; `load` opens them. Pull requests that wait are ended as by a

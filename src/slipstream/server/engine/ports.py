@@ -138,6 +138,10 @@ class StreamLog(Protocol):
         0), except the newest `keep` of them; returns how many. An emptied log keeps counting from its last sequence; a
         purge of everything under `below` beyond the last sequence, without `keep`, moves the next one to `below`."""
 
+    def purge_some(self, subject: str, seq: int, *, below: int, limit: int) -> tuple[int, int]:
+        """Remove up to `limit` messages of a literal subject, the oldest from `seq` on that are before `below`; returns
+        how many, and the sequence to go on from, which is `below` once none is left."""
+
     def last_seq_of(self, subject: str) -> int:
         """Sequence of the newest message on a subject (or a filter with wildcards, slower); 0 if there is none."""
 

@@ -28,7 +28,7 @@ from slipstream.errors import (
 )
 from slipstream.server.engine.api.audit import AUDIT_SUBJECT, AuditAdvisory, AuditedRequest
 from slipstream.server.engine.api.consumers import ConsumerApi
-from slipstream.server.engine.api.requests import Count, Outcome, Sequence, error_body, level_suffices
+from slipstream.server.engine.api.requests import Count, Outcome, Sequence, Work, error_body, level_suffices
 from slipstream.server.engine.api.requests import decode as _decode
 from slipstream.server.engine.api.requests import is_empty as _is_empty
 from slipstream.server.engine.api.requests import optional as _optional
@@ -45,6 +45,7 @@ from slipstream.server.engine.snapshots.api import SnapshotApi, SnapshotCatalog
 from slipstream.server.engine.streams import config as rules
 from slipstream.server.engine.streams import source_config
 from slipstream.server.engine.streams.features import API_LEVEL, server_metadata
+from slipstream.server.engine.streams.removals import is_long
 from slipstream.server.engine.streams.stream import Stream
 from slipstream.server.engine.subject_index import SubjectIndex
 from slipstream.wire import is_valid_subject
@@ -249,6 +250,9 @@ class Api:
             if (rules := self._catalog.router.requester) is not None:
                 Targets(kind, payload).check(rules, self._catalog.router.is_served)
             outcome = handler(stream, payload, now)
+            if outcome.work is not None:
+                self._begin_work(outcome.work, outcome.journal, (subject, reply, payload), source)
+                return True
             if outcome.search is not None:
                 self._search(outcome.search, outcome.journal, (subject, reply, payload), source)
                 return True
@@ -287,6 +291,39 @@ class Api:
             audited = AuditedRequest(server, client, subject, payload)
             audit = AuditAdvisory(self._catalog.advisories, router, source, audited, answer)
             self._catalog.answer(journal, AUDIT_SUBJECT, b"", audit)
+
+    def _begin_work(
+        self,
+        begin: Callable[[Callable[[Work], None]], None],
+        journal: Journal | None,
+        asked: Request,
+        source: _Response,
+    ) -> None:
+        """Begin a change in slices once the open group of the journal is decided; answer once its last group is."""
+        asker, load, origin = self._load.asker, self._load, self._catalog.router.origin
+
+        def answer(result: Work) -> None:
+            if isinstance(result, dict):
+                body = source.encode(None, result)
+            elif isinstance(result, ApiError):
+                body = source.failure(result)
+            else:
+                body = source.failure(StreamStoreFailedError(str(result)))
+            if asked[1]:
+                self._catalog.answer(journal, asked[1], body, source)
+            self._audit_for(origin, journal, asked, body, source)
+
+        def start() -> None:
+            load.owner = asker
+            try:
+                begin(answer)
+            finally:
+                load.owner = None
+
+        if journal is not None and journal.unfinished:
+            journal.reports.append(start)
+        else:
+            start()
 
     def _search(
         self, begin: Callable[[], Walk[dict[str, Any]]], journal: Journal | None, asked: Request, source: _Response
@@ -546,11 +583,34 @@ class Api:
             raise ErrorCode.STREAM_SEALED.error()
         if stream.config.deny_purge:
             raise ErrorCode.STREAM_PURGE_FAILED.error(err="stream purge not permitted")
-        purged = stream.log.purge(pattern=request.filter, below=request.seq, keep=request.keep)
         if not self._is_purged_upstream(stream, request):
             stream.removed_on_request()
+        if is_long(stream.log, request.filter):
+            return Outcome({}, stream.journal, work=self._long_purge(stream, request))
+        purged = stream.log.purge(pattern=request.filter, below=request.seq, keep=request.keep)
         stream.consumers.purged(request.filter)
         return Outcome({"success": True, "purged": purged}, stream.journal)
+
+    def _long_purge(self, stream: Stream, request: PurgeRequest) -> Callable[[Callable[[Work], None]], None]:
+        """A purge in slices, of what is there now."""
+        below = stream.log.state.last_seq + 1
+        if request.seq:
+            below = min(below, request.seq)
+
+        def begin(answer: Callable[[Work], None]) -> None:
+            def done(purged: int, error: Exception | None) -> None:
+                if error is None:
+                    stream.consumers.purged(request.filter)
+                answer(error or {"success": True, "purged": purged})
+
+            if stream.is_stopped:
+                answer(StreamNotFoundError())
+            elif stream.log.is_crowded:
+                answer(ErrorCode.STREAM_GENERAL.error(err=TOO_MANY))
+            else:
+                stream.remove_matching(request.filter, below=below, keep=request.keep, done=done)
+
+        return begin
 
     def _is_purged_upstream(self, stream: Stream, request: PurgeRequest) -> bool:
         """Whether a mirror removes only what its upstream in this account has not any more: clients repeat the purges

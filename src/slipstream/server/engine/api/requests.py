@@ -18,6 +18,7 @@ from slipstream.server.engine.streams.publish_headers import is_number
 from slipstream.wire import Headers
 
 T = TypeVar("T")
+Work = dict[str, Any] | Exception  # what came of a change that took many turns
 
 Count = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Sequence = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -32,6 +33,8 @@ class Outcome(msgspec.Struct):
     later: Callable[[], dict[str, Any]] | None = None
     # Begins a search for the fields, once the open group of the journal (if it is given) is decided.
     search: Callable[[], Walk[dict[str, Any]]] | None = None
+    # Begins a change that takes many turns, likewise; it calls its argument with the fields or an error in the end.
+    work: Callable[[Callable[[Work], None]], None] | None = None
 
 
 def level_suffices(header: bytes) -> bool:

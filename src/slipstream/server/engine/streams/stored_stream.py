@@ -17,3 +17,4 @@ class StoredStream(msgspec.Struct, frozen=True):
     restoring: bool = False  # a restore is running: the stream is not visible
     positions: dict[str, tuple[int, str]] = {}  # of its sources: sequence, and the upstream's identity
     fidelity: Fidelity | None = None  # of a mirror
+    removals: list[tuple[str, int]] = []  # purges that are not complete: filter, and the first sequence that stays

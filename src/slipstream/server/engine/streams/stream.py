@@ -34,6 +34,7 @@ from slipstream.server.engine.streams.publish_headers import (
     parse_publish_headers,
     remove_header,
 )
+from slipstream.server.engine.streams.removals import Done, Removal
 from slipstream.server.engine.streams.stored_stream import StoredStream
 from slipstream.server.engine.streams.stream_time import StreamTime
 from slipstream.server.engine.streams.subject_limits import SubjectTrim
@@ -62,11 +63,13 @@ class Stream:
         self.positions: dict[str, tuple[int, str]] = {}
         self.fidelity: Fidelity | None = None
         self.is_gone = False  # it was deleted, and that is durable
+        self.is_stopped = False  # it was deleted, or lost with the group that made it
         self.ingests: tuple[UpstreamState, ...] = ()
         self.trimming = False
         self._subject_trim: SubjectTrim | None = None
         self.downstream: dict[UpstreamState, None] = {}  # ingests of other streams from this one
         self.snapshots: dict[SnapshotWriter, None] = {}  # on their way
+        self._removals: dict[Removal, None] = {}
         quoted = encode_json(self.name).decode()
         domain = f',"domain":{encode_json(services.domain).decode()}' if services.domain else ""
         self._tail = f'"stream":{quoted},"seq":0}}'.encode()
@@ -131,6 +134,7 @@ class Stream:
                 trimming=self.trimming,
                 positions=self.positions,
                 fidelity=self.fidelity,
+                removals=[(each.pattern, each.below) for each in self._removals if each.is_recorded],
             )
         )
 
@@ -185,8 +189,36 @@ class Stream:
             self.trimming, self._subject_trim = False, None
             self.journal.store.configure(self.key, self.stored())
 
+    # Purges by filter.
+
+    def remove_matching(self, pattern: str, *, below: int, keep: int = 0, done: Done) -> None:
+        """Purge by filter in slices. Everything before `below` must be committed."""
+        removal = Removal(self, pattern, below=below, keep=keep, done=done)
+        self._removals[removal] = None
+        jobs = self._services.jobs
+        jobs.go_on(removal, jobs.load.asker or self)
+
+    def removal_changed(self) -> None:
+        """Store the removals that are under way."""
+        for removal in [each for each in self._removals if each.is_over]:
+            del self._removals[removal]
+        self.journal.store.configure(self.key, self.stored())
+
+    def resume_removals(self, stored: list[tuple[str, int]]) -> None:
+        """Complete what the record of the stream names: after a start, and after a group was lost."""
+        known = {(each.pattern, each.below) for each in self._removals if each.is_recorded}
+        for removal in self._removals:
+            removal.start_over()
+        for pattern, below in stored:
+            if (pattern, below) not in known:
+                self.remove_matching(pattern, below=below, done=_unanswered)
+
     def stop(self) -> None:
         """The stream was deleted."""
+        self.is_stopped = True
+        for removal in self._removals:
+            removal.stop()
+        self._removals.clear()
         self.journal.unsaved.pop(self, None)
         self.expiry.stop()
         self.schedules.stop()
@@ -581,3 +613,7 @@ class Stream:
             state = log.state
         while (state.messages > self._max_msgs or state.bytes > self._max_bytes) and log.remove(state.first_seq):
             state = log.state
+
+
+def _unanswered(_: int, __: Exception | None) -> None:
+    """The client that asked for a purge left with the server that it asked."""

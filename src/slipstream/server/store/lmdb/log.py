@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from heapq import merge
+from itertools import islice
 from zlib import crc32
 
 from slipstream.errors import StoreError
@@ -193,6 +194,22 @@ class LmdbLog(LogReader):
         victims = list(self._victims(pattern, below))
         if keep:
             del victims[-keep:]
+        self._take_victims(victims)
+        return len(victims)
+
+    def purge_some(self, subject: str, seq: int, *, below: int, limit: int) -> tuple[int, int]:
+        view = self._writer()
+        row = view.row(subject)
+        if row is None or not row[0]:
+            return 0, below
+        victims = list(islice(self._sound(view, subject, max(seq, row[1]), min(row[2], below - 1)), limit))
+        if victims:
+            self.touch()
+            self._take_victims(victims)
+        return len(victims), victims[-1] + 1 if len(victims) == limit else below
+
+    def _take_victims(self, victims: list[int]) -> None:
+        """Remove messages that were found."""
         view = self._writer()
         for seq in victims:
             value = view.value(seq)
@@ -200,7 +217,6 @@ class LmdbLog(LogReader):
             self._take(seq, value)
         if victims and victims[0] == self._first_seq:
             self._find_first()
-        return len(victims)
 
     def take_expired(self, now: int, limit: int) -> list[int]:
         if not 0 < self.next_expiry() <= now:
@@ -508,25 +524,33 @@ class LmdbLog(LogReader):
         else:
             row = view.row(pattern)
             names = [(pattern, row[2])] if row is not None and row[0] else []
-        return merge(*(self._sound(view, name, min(last, below - 1)) for name, last in names))
+        return merge(*(self._sound(view, name, 0, min(last, below - 1)) for name, last in names))
 
-    def _sound(self, view: View, subject: str, high: int) -> Iterator[int]:
+    def _sound(self, view: View, subject: str, low: int, high: int) -> Iterator[int]:
         """Sequences of a subject's messages, without those that are lost or may have been removed."""
-        for seq in view.seqs(subject, self._first_seq, high, is_checked=False):
+        for seq in view.seqs(subject, max(low, self._first_seq), high, is_checked=False):
             with suppress(CorruptMessageError):
                 if view.has(seq):
                     yield seq
 
     def _newest(self, keep: int, below: int) -> int:
-        """Where the newest `keep` messages under `below` begin."""
-        view = self._writer()
-        seq = below
-        while keep:
-            older = view.prev_from(seq - 1)
-            if older < self._first_seq:
-                return self._first_seq
-            seq, keep = older, keep - 1
-        return seq
+        """Where the newest `keep` messages under `below` begin: by the counts of blocks, as far as they are whole."""
+        view, per_segment = self._writer(), self._base.per_segment
+        for number in view.segments(self._first_seq, below - 1, down=True):
+            for block in range((number + 1) * per_segment - 1, number * per_segment - 1, -1):
+                start, end = block * self._block, (block + 1) * self._block
+                if start >= below or end <= self._first_seq:
+                    continue
+                count = self._sum_of(block) // COUNTED
+                if start >= self._first_seq and (end <= below or below > self._last_seq) and count <= keep:
+                    keep -= count
+                    continue
+                low, high = max(start, self._first_seq), min(end, below)
+                found = [seq for seq, _ in view.items(low, high)]
+                if len(found) >= keep:
+                    return found[-keep] if keep else high
+                keep -= len(found)
+        return self._first_seq
 
     def _purge_below(self, below: int) -> int:
         if below <= self._first_seq and below <= self._last_seq:

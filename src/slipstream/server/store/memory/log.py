@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush, merge
-from itertools import takewhile
+from itertools import islice, takewhile
 
 from slipstream.errors import StoreError
 from slipstream.server.engine.ports import Changes, LogState, Record, expires_at, has_wildcard, matcher
@@ -180,6 +180,14 @@ class MemoryLog:
             del chosen[-keep:]
         self._take(chosen)
         return len(chosen)
+
+    def purge_some(self, subject: str, seq: int, *, below: int, limit: int) -> tuple[int, int]:
+        seqs = self._index.by_subject.get(subject)
+        chosen = list(islice(takewhile(below.__gt__, seqs.from_on(seq)), limit)) if seqs is not None else []
+        if chosen:
+            self._groups.open.touch(self)
+            self._take(chosen)
+        return len(chosen), chosen[-1] + 1 if len(chosen) == limit else below
 
     def next_expiry(self) -> int:
         moments = self._moments

@@ -1,0 +1,151 @@
+"""Purges by filter of very many messages, in slices.
+
+Theory of operation
+===================
+
+A removal is a filter and a sequence: every message that matches and is older than that goes. Nothing is ever added
+below a sequence that was reached, so a removal may be interrupted, repeated and begun again without another result.
+Up to `AT_ONCE` messages a purge needs none of this: it is carried out where it was asked for, in one group.
+
+**What readers see meanwhile.** The subjects are purged one after the other. One with at most `SLICE` messages is purged
+in one group: readers see all of its messages or none. A subject with more loses its oldest messages first. What does
+not match is not touched, what is published after the request stays, and the response waits for the last group.
+
+**A crash** leaves the removal in the record of the stream, where it is from the first group that removed something:
+the restarted server completes it. A purge that was not answered is therefore carried out as a whole or not at all,
+though not in one moment.
+
+**A lost group** (a full disk) brings its messages back, and perhaps takes the record: the removal starts over.
+
+**Another purge** removes what it finds; both are answered with what they removed. **The deletion** of the stream ends
+the removal, with the error that there is no such stream. The client that asked may leave: the purge goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from slipstream.errors import StoreError, StreamNotFoundError
+from slipstream.server.engine.jobs import SLICE_UNITS, Progress
+from slipstream.server.engine.journal import Journal
+from slipstream.server.engine.ports import LogSnapshot, StreamLog, Walk, has_wildcard
+
+AT_ONCE = 512  # messages
+SLICE = 512  # messages of one subject in one group
+UNITS = 4  # of work (`engine.jobs`) for a message
+MAX_PENDING = 4096  # changes in the open group at which it waits for a commit
+
+Done = Callable[[int, Exception | None], None]  # how many messages were removed, or why not all
+
+
+class PurgedStream(Protocol):
+    """The stream, as a removal sees it."""
+
+    journal: Journal
+    log: StreamLog
+
+    def removal_changed(self) -> None:
+        """A removal began, or is over: store which ones there are."""
+
+
+def is_long(log: StreamLog, pattern: str) -> bool:
+    """Whether a purge may take too long for one turn. One without a filter is not: the store has a way of its own."""
+    if pattern in ("", ">"):
+        return False
+    return (log.state.messages if has_wildcard(pattern) else log.count_of(pattern)) > AT_ONCE
+
+
+class Removal:
+    """One purge, as a job."""
+
+    def __init__(self, stream: PurgedStream, pattern: str, *, below: int, keep: int, done: Done) -> None:
+        """Everything before `below` must be committed. With `keep` so many of the newest stay."""
+        self._stream, self.pattern, self.below, self._keep, self._done = stream, pattern, below, keep, done
+        self._purged = self._durable = 0
+        self.is_over = False
+        self._steps = self._work()
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether it is known which messages go, and they do."""
+        return not self._keep and not self.is_over
+
+    def run(self) -> tuple[Progress, int]:
+        """Remove some messages."""
+        if self.is_over:
+            return Progress.DONE, 0
+        if self._stream.journal.store.pending > MAX_PENDING:
+            return Progress.BLOCKED, 0
+        units, before = 0, self._purged
+        try:
+            while units < SLICE_UNITS:
+                units += next(self._steps)
+        except StopIteration:
+            self._end(None)
+            return Progress.DONE, units
+        except StoreError as exc:
+            self._end(exc)
+            return Progress.DONE, units
+        if self._purged != before:
+            self._stream.journal.after.append(partial(self._committed, self._purged))
+        return Progress.MORE, units
+
+    def stop(self) -> None:
+        """The stream was deleted."""
+        if not self.is_over:
+            self.is_over = True
+            self._steps.close()
+            self._done(self._purged, StreamNotFoundError())
+
+    def start_over(self) -> None:
+        """A group was lost."""
+        if not self.is_over:
+            self._steps.close()
+            self._purged, self._steps = self._durable, self._work()
+
+    def _committed(self, purged: int) -> None:
+        self._durable = purged
+
+    def _end(self, error: Exception | None) -> None:
+        self.is_over = True
+        self._stream.removal_changed()
+        self._done(self._purged, error)
+
+    def _work(self) -> Walk[None]:
+        log, names = self._stream.log, [(self.pattern, 0)]
+        if self._keep or has_wildcard(self.pattern):
+            snapshot = log.snapshot()
+            try:
+                snapshot.hold()
+                if self._keep:
+                    self.below = yield from _cutoff(snapshot, self.pattern, self._keep, self.below)
+                    self._keep = 0
+                if has_wildcard(self.pattern):
+                    names = yield from snapshot.subjects(self.pattern)
+            finally:
+                snapshot.close()
+        self._stream.removal_changed()
+        for subject, _ in names:
+            at = 0
+            while at < self.below:
+                count, at = log.purge_some(subject, at, below=self.below, limit=SLICE)
+                self._purged += count
+                yield 1 + UNITS * count
+
+
+def _cutoff(snapshot: LogSnapshot, pattern: str, keep: int, below: int) -> Walk[int]:
+    """The sequence of the oldest of the newest `keep` messages that match and are before `below`; 1 if there are not
+    more than that."""
+    behind = yield from snapshot.count((pattern,), below)
+    low, high = 1, below
+    while low < high:  # from `low` on there are at least `keep`, or `low` is 1; from `high + 1` on there are not
+        middle = (low + high + 1) // 2
+        found = yield from snapshot.count((pattern,), middle)
+        yield 1
+        if found - behind >= keep:
+            low = middle
+        else:
+            high = middle - 1
+    return low
