@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-cluster test test-native test-floor check bench native pure soak soak-native spec docs clean java browser
+.PHONY: help demo demo-cluster test test-native test-floor check check-types bench native pure soak soak-native spec docs clean java browser
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -14,6 +14,8 @@ NATIVE_TESTS := tests/wire tests/client tests/server/engine tests/server/store t
     tests/conformance/_sync
 MERMAID := build/mermaid/package/dist/mermaid.min.js
 IFRAME_WORKER := build/iframe-worker/package/shim/index.js
+PYRIGHT := build/pyright/package
+PYRIGHT_VERSION := 1.1.414# pinned: a new release counts otherwise
 
 # Outside an activated environment Spark's workers would run the system's Python, which has none of our packages.
 export PYSPARK_PYTHON := $(CURDIR)/$(PY)
@@ -80,6 +82,12 @@ check: $(STAMP) ## Lint, formatting, types, generated code
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
 	$(PY) tools/unasync.py --check
+
+# Not part of `check`: it needs Node.js and npm.
+check-types: $(STAMP) ## How much of the types is complete for users of any type checker, by pyright
+	@test -f $(PYRIGHT)/index.js || { mkdir -p build/pyright && (cd build/pyright && \
+	    npm pack --silent pyright@$(PYRIGHT_VERSION) >/dev/null && tar xzf pyright-*.tgz); }
+	@$(PY) tools/type_completeness.py $(PYRIGHT)
 
 native: $(STAMP) ## Compile the hot modules, in place; `make pure` removes them again
 	@$(PY) tools/native.py install && $(PY) -m slipstream --version

@@ -125,7 +125,7 @@ class StaleReadError(Error):
     def after(self, seconds: float) -> Self:
         """The same error, of a read that gave up after so many seconds."""
         if not self.waited:
-            self.args = (f"{self} (waited {seconds:.1f} s)", *self.args[1:])
+            self.args: tuple[Any, ...] = (f"{self} (waited {seconds:.1f} s)", *self.args[1:])
         self.waited = seconds
         return self
 
@@ -193,7 +193,7 @@ class ReplicaOptionsError(UsageError):
         )
         self.replica = replica
         self.origin = origin
-        self.differences = tuple(differences)
+        self.differences: tuple[str, ...] = tuple(differences)
 
 
 class ObjectNotFoundError(Error, KeyError):
@@ -506,7 +506,7 @@ class ApiError(Error):
             ApiError._by_err_code[reason] = cls
 
     def __init__(self, description: str = "", *, code: int | None = None, err_code: int | None = None) -> None:
-        self.description = description or type(self).default_description
+        self.description: str = description or type(self).default_description
         if code is not None:
             self.code = code
         if err_code is not None:
@@ -527,7 +527,7 @@ class ApiError(Error):
         `text` replaces the message where the request says more than the server's description does.
         """
         self.stream, self.consumer = stream or self.stream, consumer or self.consumer
-        self.args = (text or (self._named() if self.stream else self._server_text()),)
+        self.args: tuple[Any, ...] = (text or (self._named() if self.stream else self._server_text()),)
         return self
 
     def _named(self) -> str:
@@ -576,7 +576,7 @@ class BucketOptionsError(StreamNameInUseError):
         told = "; ".join(f"{option}: wanted {wanted}, it has {has}" for option, (wanted, has) in differences.items())
         super().__init__(f"bucket {bucket!r} exists with other options: {told}")
         self.bucket = bucket
-        self.differences = dict(differences)
+        self.differences: dict[str, tuple[object, object]] = dict(differences)
 
 
 class StreamNotFoundError(ApiError, reason=ErrorCode.STREAM_NOT_FOUND):
@@ -631,7 +631,7 @@ class KeyRevisionError(WrongLastSequenceError):
         self.key = key
         self.expected = expected
         self.revision = revision
-        self.args = (self._key_text(),)
+        self.args: tuple[Any, ...] = (self._key_text(),)
 
     def _key_text(self) -> str:
         key = f"key {self.key!r} in bucket {self.bucket!r}"
@@ -749,7 +749,7 @@ class StatusError(Error):
             self.stream, self.consumer = stream, consumer
             name = f"consumer {consumer!r} of stream {stream!r}"
             status = f"{self.code} {self.description}" if self.code else self.description
-            self.args = (self.template.format(consumer=name, status=status),)
+            self.args: tuple[Any, ...] = (self.template.format(consumer=name, status=status),)
         return self
 
 

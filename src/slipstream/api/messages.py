@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -81,7 +82,7 @@ class StoredBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 NOT_JSON = (msgspec.DecodeError, ValueError, RecursionError)
 
 _decode_pub_reply = msgspec.json.Decoder(_PubReply).decode
-encode_json = msgspec.json.Encoder().encode
+encode_json: Callable[[object], bytes] = msgspec.json.Encoder().encode
 
 
 def read_json(data: bytes, kind: type[T]) -> T:

@@ -40,7 +40,7 @@ class Shell:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.out = Output(json=getattr(options, "json", False))
+        self.out: Output = Output(json=getattr(options, "json", False))
 
     @cached_property
     def context(self) -> Context:

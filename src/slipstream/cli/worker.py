@@ -34,7 +34,7 @@ from slipstream.cli import values
 from slipstream.cli.common import Commands, Shell
 from slipstream.errors import UsageError
 
-logger = logging.getLogger("slipstream.worker")
+logger: logging.Logger = logging.getLogger("slipstream.worker")
 
 ON_ERROR = ("nak", "term", "leave")
 ATTEMPTS = 5  # before a message becomes a dead letter
@@ -116,7 +116,7 @@ class Limit:
     def __init__(self, count: int) -> None:
         self._left = count
         self._lock = threading.Lock()
-        self.refused = 0  # those that other handlers took at the same time
+        self.refused: int = 0  # those that other handlers took at the same time
 
     def take(self) -> tuple[bool, bool]:
         """Whether one more may be handled, and whether it is the last one."""

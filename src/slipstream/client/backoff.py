@@ -15,11 +15,11 @@ class Backoff:
     __slots__ = ("factor", "failures", "first", "jitter", "longest")
 
     def __init__(self, first: float, longest: float, factor: float = 2.0, jitter: float = 0.5) -> None:
-        self.first = first
-        self.longest = longest
-        self.factor = factor
-        self.jitter = jitter
-        self.failures = 0  # since the last `reset`
+        self.first: float = first
+        self.longest: float = longest
+        self.factor: float = factor
+        self.jitter: float = jitter
+        self.failures: int = 0  # since the last `reset`
 
     def after(self, failures: int, random: float = 1.0) -> float:
         """Seconds to wait after failure number `failures` (from 0); `random` is from 0 to 1, where 1 is no jitter."""

@@ -22,7 +22,7 @@ from slipstream.client.options import ClientOptions
 from slipstream.errors import CredentialsError, UsageError
 from slipstream.wire.redaction import redacted
 
-log = logging.getLogger("slipstream.client")
+log: logging.Logger = logging.getLogger("slipstream.client")
 
 _NAME = re.compile(r"[^/\\:\0.][^/\\:\0]*")
 _UNSUPPORTED = {"nsc": "an nsc:// reference", "socks_proxy": "a SOCKS proxy"}

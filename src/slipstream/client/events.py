@@ -152,7 +152,7 @@ class Effects:
     def __init__(self, server: Address) -> None:
         self.pending: list[Effect] = []
         self.last_error: Exception | None = None  # as `on_event` got it
-        self.server = server  # of the events that are reported
+        self.server: Address = server  # of the events that are reported
 
     def add(self, effect: Effect) -> None:
         """Append an effect."""
@@ -179,7 +179,7 @@ class PendingPing:
     __slots__ = ("draining", "is_answered", "marked_at", "sent_at")
 
     def __init__(self, draining: Sequence[Mailbox] = (), *, sent_at: float = -math.inf) -> None:
-        self.is_answered = False
-        self.draining = draining
-        self.sent_at = sent_at
+        self.is_answered: bool = False
+        self.draining: Sequence[Mailbox] = draining
+        self.sent_at: float = sent_at
         self.marked_at: float | None = None

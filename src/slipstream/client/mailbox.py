@@ -41,20 +41,22 @@ class Mailbox:
     def __init__(self, sid: bytes, subject: str, *, queue: str, max_msgs: int, max_bytes: int) -> None:
         check_integer(max_msgs, "max_pending_msgs", least=1)
         check_integer(max_bytes, "max_pending_bytes", least=1)
-        self.sid = sid
-        self.subject = subject
-        self.queue = queue
-        self.max_msgs = max_msgs
-        self.max_bytes = max_bytes
-        self.limit = 0  # auto-unsubscribe after that many messages in all; 0 for never
-        self.received = 0
-        self.before = 0  # of these, those of earlier connections
-        self.dropped = 0  # because too many were pending
-        self.heard = 0.0  # when something arrived
-        self.sent_after = -math.inf  # a time before the pending messages were sent (packs excepted): see `Session.mark`
-        self.made_at = -math.inf  # by the clock of `sent_after`
-        self.is_draining = False  # the server was asked to send no more
-        self.is_ended = False
+        self.sid: bytes = sid
+        self.subject: str = subject
+        self.queue: str = queue
+        self.max_msgs: int = max_msgs
+        self.max_bytes: int = max_bytes
+        self.limit: int = 0  # auto-unsubscribe after that many messages in all; 0 for never
+        self.received: int = 0
+        self.before: int = 0  # of these, those of earlier connections
+        self.dropped: int = 0  # because too many were pending
+        self.heard: float = 0.0  # when something arrived
+        self.sent_after: float = (
+            -math.inf
+        )  # a time before the pending messages were sent (packs excepted): see `Session.mark`
+        self.made_at: float = -math.inf  # by the clock of `sent_after`
+        self.is_draining: bool = False  # the server was asked to send no more
+        self.is_ended: bool = False
         self.error: Error | None = None  # why it ended, if not by the user's order
         self.closing: Error | None = None  # the client was closed: iteration stops, `next` raises this
         self.on_gap: Callable[[SlowConsumerError], None] | None = None

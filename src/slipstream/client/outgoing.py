@@ -50,10 +50,11 @@ class Outgoing:
         self.is_open = False  # there is a connection in use
         self.error: Error | None = None  # why the client is closed
         self.frames: list[bytes] = []
-        self.size = 0  # bytes of all `frames`
-        self.max_payload = info.max_payload
-        self.reply_prefix = inbox.base.encode()  # of all requests; a token follows it
-        self.sent_msgs = self.sent_bytes = 0
+        self.size: int = 0  # bytes of all `frames`
+        self.max_payload: int = info.max_payload
+        self.reply_prefix: bytes = inbox.base.encode()  # of all requests; a token follows it
+        self.sent_msgs: int = 0
+        self.sent_bytes: int = 0
         self._has_headers = info.headers
         self._server = server
         self._prefixes: dict[str, bytes] = {}  # subjects checked lately -> the beginning of their PUB

@@ -19,7 +19,7 @@ class RawScanner:
     """The raw readers of one client, by token (requests) or sid (subscriptions)."""
 
     def __init__(self) -> None:
-        self.msgs = 0  # taken so far
+        self.msgs: int = 0  # taken so far
         self.readers: dict[str | bytes, Scan] = {}
         self._parser: Parser | None = None
 

@@ -14,7 +14,7 @@ from types import CoroutineType, GeneratorType
 from slipstream.client.events import ClientEvent, Connected, EventHandler, EventKind
 from slipstream.errors import Error, UsageError
 
-log = logging.getLogger("slipstream.client")
+log: logging.Logger = logging.getLogger("slipstream.client")
 
 _WARNINGS = (
     EventKind.CONNECT_FAILED, EventKind.DISCONNECTED, EventKind.LAME_DUCK, EventKind.SERVER_SHUTDOWN, EventKind.ERROR,

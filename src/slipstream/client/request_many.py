@@ -20,7 +20,7 @@ class RequestMany:
             idle_timeout = check_seconds(idle_timeout, "idle_timeout", is_zero_allowed=False)
         if max_messages is not None:
             check_integer(max_messages, "max_messages", least=1)
-        self.box = Mailbox(b"", subject, queue="", max_msgs=MAX_PENDING_MSGS, max_bytes=MAX_PENDING_BYTES)
+        self.box: Mailbox = Mailbox(b"", subject, queue="", max_msgs=MAX_PENDING_MSGS, max_bytes=MAX_PENDING_BYTES)
         self.box.limit = max_messages or 0
         self._deadline = now + timeout
         self._idle = idle_timeout

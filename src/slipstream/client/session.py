@@ -140,18 +140,18 @@ class Session:
     def __init__(self, options: ClientOptions, *, nonce: str) -> None:
         inbox, first = Inbox(nonce, prefix=options.inbox_prefix), options.addresses[0]
         self.options = options
-        self.state = State.IDLE
-        self.server = first  # dialled or connected to
-        self.info = ServerInfo()  # the server's last one
-        self.effects = Effects(first)
-        self.outgoing = Outgoing(inbox, server=first, keep_bytes=options.reconnect_buffer_bytes)
+        self.state: State = State.IDLE
+        self.server: Address = first  # dialled or connected to
+        self.info: ServerInfo = ServerInfo()  # the server's last one
+        self.effects: Effects = Effects(first)
+        self.outgoing: Outgoing = Outgoing(inbox, server=first, keep_bytes=options.reconnect_buffer_bytes)
         self._scanner = RawScanner()
-        self.requests = Requests(self.outgoing, inbox, scanner=self._scanner, effects=self.effects)
-        self.subscriptions = Subscriptions(self.outgoing, scanner=self._scanner, effects=self.effects)
-        self.login = Login()  # the driver reads it again for each connection
-        self.timer = math.inf  # when `tick` (or, while WAITING, `dial`) is due
-        self.epoch = 0  # how many connections were lost while in use
-        self.connected_at = 0.0  # when the last of them was accepted
+        self.requests: Requests = Requests(self.outgoing, inbox, scanner=self._scanner, effects=self.effects)
+        self.subscriptions: Subscriptions = Subscriptions(self.outgoing, scanner=self._scanner, effects=self.effects)
+        self.login: Login = Login()  # the driver reads it again for each connection
+        self.timer: float = math.inf  # when `tick` (or, while WAITING, `dial`) is due
+        self.epoch: int = 0  # how many connections were lost while in use
+        self.connected_at: float = 0.0  # when the last of them was accepted
         self._is_secure = False  # TLS is, or is about to be, around what we say
         self._was_open = False  # the state was CONNECTED once
         self._dialed_at = math.inf  # for the first time
@@ -159,7 +159,7 @@ class Session:
         self._pool = ServerPool(options.addresses)
         self._backoff = Backoff(options.waits.reconnect_wait, options.waits.reconnect_max_wait)
         self._is_moving = False  # the last connection was left for one to another server
-        self.time_allowed = 0.0  # seconds, for the attempt under way
+        self.time_allowed: float = 0.0  # seconds, for the attempt under way
         self._failed = 0  # attempts since the last connection, its loss included,
         self._failures: deque[Error] = deque(maxlen=8)  # and how the last of them ended
         self._server_error: Error | None = None  # an -ERR: the reason, should the server close the connection next
@@ -169,7 +169,7 @@ class Session:
         self._pings: deque[PendingPing | None] = deque()  # unanswered; None: a keep-alive
         self._silent_pings = 0  # keep-alives since the server was last heard
         self._marked_at = -math.inf  # when `mark` sent the last PING of this connection
-        self.round_trip = 0.0  # seconds from a PING to its PONG, of late and at best; 0: not known
+        self.round_trip: float = 0.0  # seconds from a PING to its PONG, of late and at best; 0: not known
         self._in_msgs = self._in_bytes = self._reconnects = 0
 
     def _move(self, step: Step) -> None:

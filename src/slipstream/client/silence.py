@@ -27,9 +27,9 @@ class SilenceAlarm:
     __slots__ = ("_box", "_is_due", "_session", "_since", "_told", "call", "next", "timeout")
 
     def __init__(self, box: Mailbox, session: Session, timeout: float, call: Callable[[], None], *, now: float) -> None:
-        self.call = call
-        self.timeout = timeout
-        self.next = now + timeout  # when to look; never, if infinite
+        self.call: Callable[[], None] = call
+        self.timeout: float = timeout
+        self.next: float = now + timeout  # when to look; never, if infinite
         self._box = box
         self._session = session
         self._since = now

@@ -25,8 +25,8 @@ class Subscriptions:
 
     def __init__(self, outgoing: Outgoing, *, scanner: RawScanner, effects: Effects) -> None:
         self.is_draining = False  # no new subscriptions
-        self.now = 0.0  # when the chunk that is being delivered arrived
-        self.sent_after = -math.inf  # what is delivered from now on was sent after that time: see `Session.mark`
+        self.now: float = 0.0  # when the chunk that is being delivered arrived
+        self.sent_after: float = -math.inf  # what is delivered from now on was sent after that time: see `Session.mark`
         self._outgoing = outgoing
         self._scanner = scanner
         self._effects = effects

@@ -33,11 +33,12 @@ class Access:
 
     def __init__(self, hosts: frozenset[str], token: str = "") -> None:
         """`hosts` are the values of `Host` that are ours."""
-        self.token = token or secrets.token_urlsafe(32)
+        self.token: str = token or secrets.token_urlsafe(32)
         self._hosts = hosts
         # Cookies are shared by all ports of a host: each console has its own name and value.
         digest = hmac.new(self.token.encode(), b"cookie", hashlib.sha256).hexdigest()
-        self.cookie_name, self.cookie = f"slipstream-console-{digest[:8]}", digest
+        self.cookie_name: str = f"slipstream-console-{digest[:8]}"
+        self.cookie: str = digest
 
     def is_token(self, text: str) -> bool:
         """Whether a token is ours, in constant time."""

@@ -15,7 +15,7 @@ from typing import Any
 from slipstream import Client, ConsumerInfo, Error, JetStream, StreamInfo
 from slipstream.console import monitoring
 
-log = logging.getLogger("slipstream.console")
+log: logging.Logger = logging.getLogger("slipstream.console")
 
 INTERVAL = 2.0
 KEPT = 300  # samples

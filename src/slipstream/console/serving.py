@@ -34,8 +34,8 @@ class Site:
         port = self._listener.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
         names = {shown, "localhost", "127.0.0.1"} if host in LOOPBACK else {shown}
-        self.access = Access(frozenset(f"{name}:{port}" for name in names), token)
-        self.base = f"http://{shown}:{port}"
+        self.access: Access = Access(frozenset(f"{name}:{port}" for name in names), token)
+        self.base: str = f"http://{shown}:{port}"
         config = uvicorn.Config(
             application(settings, self.access), lifespan="on", log_level="warning", access_log=False,
             server_header=False, timeout_graceful_shutdown=2, loop="asyncio",

@@ -14,7 +14,7 @@ from slipstream import Error
 from slipstream.console.sampler import Sampler
 from slipstream.console.web import Problem
 
-log = logging.getLogger("slipstream.console")
+log: logging.Logger = logging.getLogger("slipstream.console")
 RETRY = 0.5  # seconds between two looks for a server that is not there yet
 
 Arguments = Mapping[str, Any]

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from slipstream import ApiError, Error, KeyNotFoundError, MessageNotFoundError, ObjectNotFoundError, UsageError
 from slipstream.console.access import HEADERS, Access
 
-log = logging.getLogger("slipstream.console")
+log: logging.Logger = logging.getLogger("slipstream.console")
 
 LARGEST_BODY = 8 * 1024 * 1024
 JSON, BYTES = "application/json", "application/octet-stream"
@@ -33,7 +33,8 @@ class Problem(Exception):  # noqa: N818
 
     def __init__(self, status: int, text: str, **more: Any) -> None:
         super().__init__(text)
-        self.status, self.body = status, {"error": text} | more
+        self.status: int = status
+        self.body: dict[str, str | Any] = {"error": text} | more
 
 
 class Endpoint(NamedTuple, Generic[S]):

@@ -67,7 +67,7 @@ class TableBuilder:
             columns = [name for name in known if schema is None or name not in (payload, "headers")]
         if isinstance(columns, str) or not all(name in known for name in columns) or len({*columns}) != len(columns):
             raise UsageError(f"columns must be different ones of {', '.join(known)}, got {columns!r}")
-        self.columns = tuple(columns)
+        self.columns: tuple[str, ...] = tuple(columns)
         self._decoder = None if schema is None else JsonDecoder(pa, schema, self.columns, errors=errors)
         self._pa = pa
         self._types = _types(pa)
@@ -77,7 +77,7 @@ class TableBuilder:
         self._batches: list[Any] = []
         self._order = known
         fields = [pa.field(name, self._types[name]) for name in self.columns]
-        self.schema = pa.schema(fields + ([] if self._decoder is None else self._decoder.fields))
+        self.schema: Any = pa.schema(fields + ([] if self._decoder is None else self._decoder.fields))
 
     def add_columns(self, columns: ColumnsLike) -> None:
         """Add messages."""

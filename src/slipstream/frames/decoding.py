@@ -31,7 +31,7 @@ class JsonDecoder:
         self._to_plain: Callable[[list[Any]], list[Any]]
         if isinstance(schema, pa.Schema):
             types = [(field.name, field.type) for field in schema]
-            self.kind_name = "an object of the schema"
+            self.kind_name: str = "an object of the schema"
             self._to_plain = _checked_rows(pa, types)
             self._decode = msgspec.json.Decoder(dict[str, Any]).decode
         else:
@@ -46,7 +46,7 @@ class JsonDecoder:
             self._to_plain = _plain_rows if _omits_defaults(info) else _builtin_rows
             self._decode = msgspec.json.Decoder(schema).decode
         self._struct = pa.struct([pa.field(name, kind) for name, kind in types])
-        self.fields = [pa.field(f"data_{name}" if name in taken else name, kind) for name, kind in types]
+        self.fields: list[Any] = [pa.field(f"data_{name}" if name in taken else name, kind) for name, kind in types]
 
     def decode(self, payloads: list[bytes], subjects: list[str], seqs: list[int]) -> list[Any]:
         """The columns of payloads; `subjects` and `seqs` name the message of one that cannot be decoded."""

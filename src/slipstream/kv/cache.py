@@ -117,8 +117,8 @@ class EntryCache(Generic[V]):
     def __init__(self, max_entries: int, max_bytes: int, *, recheck_after: float, is_whole: bool = True) -> None:
         check_integer(max_entries, "max_entries", least=1)
         check_integer(max_bytes, "max_bytes", least=1)
-        self.stats = CacheStats()
-        self.revision = 0
+        self.stats: CacheStats = CacheStats()
+        self.revision: int = 0
         self._max_entries = max_entries
         self._max_bytes = max_bytes
         self._recheck_after = recheck_after

@@ -115,8 +115,8 @@ class Claim:
 
     def __init__(self, ttl: float) -> None:
         self.ttl = ttl
-        self.token = 0
-        self.revision = 0
+        self.token: int = 0
+        self.revision: int = 0
         self._sent = 0.0  # when the claim in force was sent
         self._until = 0.0
         self._unsure: list[float] = []  # send times of claims that are not confirmed: any of them may be in force

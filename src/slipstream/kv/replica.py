@@ -18,7 +18,7 @@ from datetime import timedelta
 from slipstream.api import Retention, StreamConfig
 
 # Options that a replica takes over from its origin, with the settings of the stream that they decide.
-FOLLOWED = {
+FOLLOWED: dict[str, tuple[str, ...]] = {
     "history": ("max_msgs_per_subject",),
     "ttl": ("max_age", "duplicate_window"),
     "value_ttl": ("allow_msg_ttl",),

@@ -68,8 +68,8 @@ class SqliteBucket:
 
     def __init__(self, database: sqlite3.Connection, config: StreamConfig, bucket: str, created: int) -> None:
         self.bucket = bucket
-        self.config = config
-        self.is_destroyed = False
+        self.config: StreamConfig = config
+        self.is_destroyed: bool = False
         self._db = database
         self._created = created
         self._bytes = self._one(f"SELECT coalesce(sum({_SIZE}), 0) FROM entries")

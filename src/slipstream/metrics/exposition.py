@@ -29,9 +29,9 @@ class Histogram:
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, *bounds: float) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
+        self.bounds: tuple[float, ...] = bounds
+        self.counts: list[int] = [0] * (len(bounds) + 1)
+        self.total: float = 0.0
 
     def observe(self, value: float) -> None:
         """Count one observation."""

@@ -23,8 +23,8 @@ class Chunker:
         self.size = size
         self._rest = bytearray()
         self._hash = hashlib.sha256()
-        self.total = 0
-        self.count = 0
+        self.total: int = 0
+        self.count: int = 0
 
     @property
     def digest(self) -> str:
@@ -65,8 +65,8 @@ class Checker:
     def __init__(self, info: ObjectInfo) -> None:
         self._info = info
         self._hash = hashlib.sha256()
-        self.total = 0
-        self.count = 0
+        self.total: int = 0
+        self.count: int = 0
 
     def feed(self, chunk: bytes) -> None:
         """Take the next chunk, in order."""

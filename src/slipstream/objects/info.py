@@ -219,7 +219,7 @@ class Subjects:
     """The subjects of one bucket."""
 
     def __init__(self, bucket: str) -> None:
-        self.records = f"$O.{bucket}.M.>"
+        self.records: str = f"$O.{bucket}.M.>"
         self._bucket = bucket
 
     def record(self, name: str) -> str:

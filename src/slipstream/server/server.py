@@ -55,7 +55,7 @@ from slipstream.version import VERSION
 from slipstream.wire.arguments import Duration, check_seconds
 from slipstream.wire.nkeys import verify
 
-log = logging.getLogger("slipstream.server")
+log: logging.Logger = logging.getLogger("slipstream.server")
 
 STOP_TIMEOUT = 10.0
 NEVER = 1e9  # seconds: some thirty years
@@ -105,13 +105,13 @@ class Server:
         return server
 
     def _configure(self, options: ServerOptions) -> None:
-        self.options = options
-        self.host = options.host
-        self.port = bindable(options.port)
+        self.options: ServerOptions = options
+        self.host: str = options.host
+        self.port: int = bindable(options.port)
         self._data_dir = Path(options.data_dir) if options.data_dir is not None else None
         self._tls = options.load_tls()
-        self.websocket_port = 0
-        self.http_port = 0
+        self.websocket_port: int = 0
+        self.http_port: int = 0
         self._settings = engine_settings(options, self._tls)
         self._sockets: list[ListeningSockets] = []
         self._upstreams: Upstreams | None = None

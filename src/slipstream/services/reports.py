@@ -126,10 +126,10 @@ class EndpointCounters:
 
     def reset(self) -> None:
         """Start over."""
-        self.requests = 0
-        self.errors = 0
-        self.processing_time = 0
-        self.last_error = ""
+        self.requests: int = 0
+        self.errors: int = 0
+        self.processing_time: int = 0
+        self.last_error: str = ""
 
     def failed(self, error: str) -> None:
         """Count an error."""

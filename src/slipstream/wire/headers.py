@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Union
+from typing import ClassVar, NamedTuple, Union
 
 from slipstream.errors import RemoteProtocolError, UsageError
 
@@ -114,7 +114,7 @@ class Headers:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Headers) and self._items == other._items
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"Headers({self._items!r})"

@@ -16,8 +16,8 @@ class Inbox:
     __slots__ = ("_count", "base", "wildcard")
 
     def __init__(self, nonce: str, *, prefix: str = DEFAULT_PREFIX) -> None:
-        self.base = f"{check_subject(prefix)}.{check_subject(nonce)}."
-        self.wildcard = self.base + "*"
+        self.base: str = f"{check_subject(prefix)}.{check_subject(nonce)}."
+        self.wildcard: str = self.base + "*"
         self._count = 0
 
     def next(self) -> str:

@@ -50,7 +50,7 @@ class SubjectMapping:
 
     def __init__(self, source: str, destination: str) -> None:
         """An empty source is `>`. With an empty destination what matches is left as it is."""
-        self.source = source or ">"
+        self.source: str = source or ">"
         self.destination = destination
         self._same = not destination or (self.source == ">" and destination == ">")
         self._count = 0

@@ -45,10 +45,10 @@ class KeyPair:
 
         if len(raw) != KEY_SIZE:
             raise CredentialsError(f"a key must have {KEY_SIZE} bytes, got {len(raw)}")
-        self.kind = kind
+        self.kind: Kind = kind
         self._raw = raw
         self._key: Ed25519PrivateKey = Ed25519PrivateKey.from_private_bytes(raw)
-        self.public_key = encode_public(kind, self._key.public_key().public_bytes_raw())
+        self.public_key: str = encode_public(kind, self._key.public_key().public_bytes_raw())
 
     @classmethod
     def from_seed(cls, seed: str) -> Self:

@@ -77,7 +77,9 @@ class Parser:
 
     def __init__(self, sender: Side, *, max_payload: int = 1024 * 1024, max_control_line: int = 0) -> None:
         self.max_payload = max_payload
-        self.max_control_line = max_control_line or (MAX_CONTROL_LINE if sender is Side.CLIENT else MAX_SERVER_LINE)
+        self.max_control_line: int = max_control_line or (
+            MAX_CONTROL_LINE if sender is Side.CLIENT else MAX_SERVER_LINE
+        )
         self._from_server = sender is Side.SERVER
         self._held = bytearray()  # one incomplete frame; not a list of pieces, which cost 40 bytes each
         self._need = 0  # the size the frame will have; 0 while its line is incomplete

@@ -30,7 +30,7 @@ class SubjectSet:
         self._tree: _Node = {}  # of the wildcards
         self._literal_tree: _Node = {}  # of the literals that a wildcard had to be compared with: see `index_literals`
         self._unindexed: dict[str, None] = {}  # the literals that it does not have yet
-        self.steps = 0
+        self.steps: int = 0
         for pattern in patterns:
             self.add(pattern)
 

@@ -87,7 +87,7 @@ class MonitorSource:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"--monitor must be an http or https URL, got {url!r}")
         self._url, self._consumers = url.rstrip("/"), consumers
-        self.name = parts.netloc.rpartition("@")[2]  # without a password
+        self.name: str = parts.netloc.rpartition("@")[2]  # without a password
 
     def fill(self, page: Exposition, timeout: float) -> None:
         """Read `/varz` and `/jsz`."""

@@ -34,7 +34,7 @@ class Verdict:
     """What a probe found: the worst of its findings counts."""
 
     def __init__(self) -> None:
-        self.code = OK
+        self.code: int = OK
         self.texts: list[str] = []
         self.figures: dict[str, float] = {}
 

@@ -34,11 +34,11 @@ class Connection:
     """Carries out what one session wants, on one event loop."""
 
     def __init__(self, options: ClientOptions) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.session = Session(options, nonce=secrets.token_hex(11))
-        self.reporter = Reporter(options.on_event)
-        self.max_pending = options.max_pending_bytes  # a publisher with more unsent bytes waits
-        self.is_write_due = False  # by the end of this turn of the loop
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.session: Session = Session(options, nonce=secrets.token_hex(11))
+        self.reporter: Reporter = Reporter(options.on_event)
+        self.max_pending: int = options.max_pending_bytes  # a publisher with more unsent bytes waits
+        self.is_write_due: bool = False  # by the end of this turn of the loop
         self.tasks: set[asyncio.Task[None]] = set()  # callbacks and workers; they end with the client
         self._sentinel: asyncio.Task[None] | None = None  # ends when all tasks do
         self._outgoing = self.session.outgoing

@@ -40,7 +40,7 @@ class Transport(asyncio.BufferedProtocol):
         self._closed = closed
         self._buffer = memoryview(bytearray(READ_SIZE))
         self.layers: LayerStack | None = None  # None: plain bytes
-        self.is_writable = False  # open, and not full
+        self.is_writable: bool = False  # open, and not full
 
     # Called by the event loop
 

@@ -66,14 +66,14 @@ class Connection:
     """Carries out what one session wants, with the threads that wait for it."""
 
     def __init__(self, options: ClientOptions) -> None:
-        self.session = Session(options, nonce=secrets.token_hex(11))
-        self.reporter = Reporter(options.on_event)
-        self.max_pending = options.max_pending_bytes  # a publisher with more unsent bytes waits
+        self.session: Session = Session(options, nonce=secrets.token_hex(11))
+        self.reporter: Reporter = Reporter(options.on_event)
+        self.max_pending: int = options.max_pending_bytes  # a publisher with more unsent bytes waits
         self.lock: threading.RLock | ForkedLock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
-        self.is_write_due = False  # the keeper was kicked for it
-        self.closing = threading.Event()
-        self.transport = Transport()
+        self.changed: threading.Condition = threading.Condition(self.lock)
+        self.is_write_due: bool = False  # the keeper was kicked for it
+        self.closing: threading.Event = threading.Event()
+        self.transport: Transport = Transport()
         self._outgoing = self.session.outgoing
         self._tls = Tls.from_options(options)
         self._events: deque[ClientEvent | Connected] = deque()  # reported when the lock is not held

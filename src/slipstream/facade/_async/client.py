@@ -6,7 +6,7 @@ The blocking twin is generated from this file (`tools/unasync.py`).
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
 
 from slipstream.api import StreamConfig, StreamInfo
 from slipstream.api.fields_set import configuration
@@ -214,4 +214,4 @@ class Client(core.Client):
         return Services(self)
 
 
-connect = Client.connect
+connect: Final = Client.connect

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from slipstream.api import AckPolicy, ConsumerInfo
+from slipstream.client._async.client import Client
 from slipstream.client._async.clock import uptime
 from slipstream.errors import AuthorizationError, Error, StatusError
 from slipstream.jetstream._async.context import JetStreamContext
@@ -32,11 +33,11 @@ class ConsumerHandle:
     )  # fmt: skip
 
     def __init__(self, context: JetStreamContext, stream: str, name: str, info: ConsumerInfo | None) -> None:
-        self.context = context
-        self.client = context.client
-        self.stream = stream
-        self.name = name
-        self.next_subject = context.consumer_api.next_subject(stream, name)
+        self.context: JetStreamContext = context
+        self.client: Client = context.client
+        self.stream: str = stream
+        self.name: str = name
+        self.next_subject: str = context.consumer_api.next_subject(stream, name)
         self.cached_info = info
         self._rules: AckRules | None = None
         self._rules_of = info

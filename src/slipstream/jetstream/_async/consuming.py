@@ -98,7 +98,7 @@ class Consuming:
         self._is_returned = False  # what was prefetched is given back, or that was given up
         self._error: BaseException | None = None
         self._first = f"$JS.ACK.{consumer.stream}.{consumer.name}.1."  # how the reply of a first delivery begins
-        self.stats = WorkerStats(pull=loop.stats)
+        self.stats: WorkerStats = WorkerStats(pull=loop.stats)
         self._failures = Failures(consumer, options.policy, self.stats, lambda: self._is_stopped)
         self._running = options.concurrency
         with self._lock:  # a thread waits for the list, which tells it that it is one of ours

@@ -39,14 +39,15 @@ class JetStreamContext:
         session: SessionState | None = None,
         codec: Codec[Any] | None = None,
     ) -> None:
-        self.client = client
-        self.codec = check_codec(codec) or client.codec
-        self.api = requests.Api(prefix)
-        self.consumer_api = ConsumerApi(prefix)
-        self.timeout = timeout
-        self.session = session
-        self.publish_counts = client.shared(PublishCounts)
-        self.read_state = client.shared(ReadState)  # one per connection, whatever the number of contexts on it
+        self.client: Client = client
+        self.codec: Codec[Any] = check_codec(codec) or client.codec
+        self.api: requests.Api = requests.Api(prefix)
+        self.consumer_api: ConsumerApi = ConsumerApi(prefix)
+        self.timeout: float = timeout
+        self.session: SessionState | None = session
+        self.publish_counts: PublishCounts = client.shared(PublishCounts)
+        # One per connection, whatever the number of contexts on it.
+        self.read_state: ReadState = client.shared(ReadState)
 
     @property
     def prefix(self) -> str:

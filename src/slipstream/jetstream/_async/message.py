@@ -34,7 +34,7 @@ class JsMessage(BaseJsMessage[Client]):
         status = parse_status((await self._client.exchange(self.reply, ACK, timeout=timeout, what=what)).header)
         if status is not None and status.code == 503:
             raise NoRespondersError(self.reply, "the consumer of the message no longer exists")
-        self.is_settled = True
+        self.is_settled: bool = True
 
     async def nak(self, delay: Duration | None = None) -> None:
         """Negatively acknowledge it: the server redelivers it, at once or after `delay` (a timedelta, or seconds)."""

@@ -50,7 +50,7 @@ class PullSubscription(Consumer):
         is_owner: bool = False,
     ) -> None:
         super().__init__(context, stream, name, info)
-        self.is_owner = is_owner
+        self.is_owner: bool = is_owner
 
     async def unsubscribe(self, *, timeout: Duration | None = None) -> None:
         """End the subscription. Deletes the consumer if this is its owner, and raises if that fails."""

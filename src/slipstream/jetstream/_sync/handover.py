@@ -55,7 +55,7 @@ class Handover:
         self._draining: list[Subscription] = []  # of calls that ended
         self._took = 0.0  # seconds until the last renewal was confirmed
         self._late: Report | None = None  # the last one that the server did not confirm in time
-        self.stats = PullStats()
+        self.stats: PullStats = PullStats()
 
     def hand_over(self, msgs: list[Msg]) -> list[JsMessage]:
         """The messages as the program gets them."""

@@ -17,7 +17,7 @@ import math
 from contextlib import suppress
 from typing import Self, TypeVar
 
-from slipstream.client._sync.client import Subscription
+from slipstream.client._sync.client import Client, Subscription
 from slipstream.client._sync.clock import uptime
 from slipstream.client._sync.opening import Openable
 from slipstream.client._sync.tasks import Lock
@@ -76,10 +76,10 @@ class PullLoop:
         self._sent_after = 0.0
         self._next_until = 0.0  # they can be taken as they are
         self._turn_until = 0.0  # the event loop gets its turn then, at the latest
-        self.client = consumer.client
-        self.name = consumer.name
+        self.client: Client = consumer.client
+        self.name: str = consumer.name
         self._is_closed = False
-        self.is_stopped = False  # no more requests are sent; what has arrived is still handed over
+        self.is_stopped: bool = False  # no more requests are sent; what has arrived is still handed over
 
     @property
     def stats(self) -> PullStats:
@@ -360,7 +360,7 @@ class MessageLists(Openable):
         self._idle_timeout = check_timeout(idle_timeout, "idle_timeout")
         self._lock = Lock()
         self._is_reading = False
-        self.stats = loop.stats
+        self.stats: PullStats = loop.stats
 
     def __repr__(self) -> str:
         of = "ended" if self._loop is None else f"of {self._loop.name!r}"

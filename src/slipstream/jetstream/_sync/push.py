@@ -59,11 +59,11 @@ class PushSubscription:
         self._state = PushState(info.name, gaps=not info.config.deliver_group, first=first)
         self._worker: Worker | None = None
         self._left: list[JsMessage] = []  # of a chunk, in reverse: not taken by a reader of single messages
-        self.is_owner = is_owner
-        self.stream = info.stream_name
-        self.consumer_name = info.name
+        self.is_owner: bool = is_owner
+        self.stream: str = info.stream_name
+        self.consumer_name: str = info.name
         self._name = f"consumer {info.name!r} of stream {info.stream_name!r}"  # in errors
-        self.cached_info = info
+        self.cached_info: ConsumerInfo = info
         if heartbeat := info.config.idle_heartbeat.total_seconds():
             silence = heartbeat * MISSED_HEARTBEATS
             lost = f"{self._name}: neither a message nor a heartbeat for {silence:.3g} s"

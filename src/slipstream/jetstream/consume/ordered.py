@@ -177,11 +177,11 @@ class OrderedState:
         self._template = template
         self.heartbeat = heartbeat
         self.initial_pending: int | None = None
-        self.last_seq = 0  # of the last message returned,
+        self.last_seq: int = 0  # of the last message returned,
         self._last_time = 0  # and when that was stored
         self._made = 0  # when the stream was made, by the first look at it
-        self.resets = 0
-        self.name = ""  # of the consumer in use; empty while there is none
+        self.resets: int = 0
+        self.name: str = ""  # of the consumer in use; empty while there is none
         self._floor: int | None = None  # every message to read has a greater stream sequence
         # Whether the last messages per subject are not complete, and how many the first consumer has left.
         self._is_initial = template.deliver_policy == DeliverPolicy.LAST_PER_SUBJECT
@@ -191,7 +191,7 @@ class OrderedState:
         self._prefix = "$"  # of the ack subjects of the consumer in use, once its first message was seen
         self._flow = FlowControl()
         self._queue: deque[list[Msg] | Msg | Packed] = deque()
-        self.is_broken = True  # a consumer must be created before anything can be returned
+        self.is_broken: bool = True  # a consumer must be created before anything can be returned
 
     @property
     def consumer_seq(self) -> int:

@@ -76,9 +76,9 @@ class AckRules:
         self._max_deliver = max(config.max_deliver, 0) if config is not None else 0
         # Where it is not known which delivery is the last, a message may be handled twice rather than never.
         self._is_droppable = config is not None and config.ack_policy == AckPolicy.EXPLICIT
-        self.ack_wait = min(self._waits)  # of any delivery, at least
-        self.renew_after = self.ack_wait * RENEW_AFTER
-        self.look_every = min(self.ack_wait * LOOK_EVERY, LONGEST_LOOK)
+        self.ack_wait: float = min(self._waits)  # of any delivery, at least
+        self.renew_after: float = self.ack_wait * RENEW_AFTER
+        self.look_every: float = min(self.ack_wait * LOOK_EVERY, LONGEST_LOOK)
 
     @property
     def has_deadline(self) -> bool:
@@ -124,9 +124,9 @@ class Pace:
     def __init__(self, ack_wait: float, *, first: int = 1) -> None:
         """The first window is `first`."""
         self._growth = GROWTH
-        self.seconds = 0.0  # for one message, of late
-        self.round_trip = 0.0  # in that time nothing arrives that is requested now
-        self.window = first
+        self.seconds: float = 0.0  # for one message, of late
+        self.round_trip: float = 0.0  # in that time nothing arrives that is requested now
+        self.window: int = first
         self.adapt(ack_wait)
 
     def adapt(self, ack_wait: float) -> None:

@@ -102,12 +102,12 @@ class Fetch:
     ) -> None:
         """`most`: how many messages the consumer delivers at once; the server waits for acks before it sends more."""
         check_batch(batch, max_bytes)
-        self.batch = batch if most is None else min(batch, most)
+        self.batch: int = batch if most is None else min(batch, most)
         self.messages: list[Msg] = []
-        self.received = 0  # messages that arrived; the caller may have dropped some
-        self.statuses = 0  # frames that were no messages
-        self.state = PullState.NO_WAIT
-        self.open = 0  # requests in flight: messages may arrive for them
+        self.received: int = 0  # messages that arrived; the caller may have dropped some
+        self.statuses: int = 0  # frames that were no messages
+        self.state: PullState = PullState.NO_WAIT
+        self.open: int = 0  # requests in flight: messages may arrive for them
         self._requested = 0  # requests sent
         self._max_bytes = max_bytes
         self._max_expires = max_expires
@@ -268,7 +268,7 @@ class PullFlow:
         if expires < 1:
             raise UsageError(f"expires must be at least 1 second, got {expires}")
         expires = min(expires, max_expires)
-        self.heartbeat = min(expires / 6, 5.0) if heartbeat is None else check_seconds(heartbeat, "heartbeat")
+        self.heartbeat: float = min(expires / 6, 5.0) if heartbeat is None else check_seconds(heartbeat, "heartbeat")
         if self.heartbeat < 0 or self.heartbeat * 2 >= expires:
             raise UsageError(
                 f"heartbeat must be less than half of expires ({expires:g} s), or 0 for none, got {heartbeat}"

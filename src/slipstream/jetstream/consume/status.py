@@ -115,7 +115,7 @@ class HeartbeatMonitor:
     __slots__ = ("_heard", "_suspended", "timeout")
 
     def __init__(self, interval: float, now: float, *, timeout: float | None = None) -> None:
-        self.timeout = interval * MISSED_HEARTBEATS if interval > 0 else math.inf
+        self.timeout: float = interval * MISSED_HEARTBEATS if interval > 0 else math.inf
         if timeout is not None:
             self.timeout = timeout
         self._heard = now

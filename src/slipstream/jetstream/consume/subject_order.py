@@ -19,7 +19,7 @@ class SubjectOrder(Generic[T]):
 
     def __init__(self) -> None:
         self._busy: dict[str, deque[T] | None] = {}  # subject in a handler -> what waits for it
-        self.waiting = 0
+        self.waiting: int = 0
 
     def add(self, subject: str, message: T) -> bool:
         """Whether the message may be handled now; otherwise `done` returns it when its turn has come."""

@@ -88,11 +88,11 @@ class AckWindow:
     )
 
     def __init__(self, limit: int, note: Callable[[PubAck, str, bytes], None] | None = None) -> None:
-        self.limit = limit
+        self.limit: int = limit
         self._note = note  # called with every ack, and the subject and header of its message
-        self.sent = 0
-        self.acked = 0
-        self.duplicates = 0
+        self.sent: int = 0
+        self.acked: int = 0
+        self.duplicates: int = 0
         self.last_ack: PubAck | None = None
         self.failures: list[FailedPublish] = []
         self.to_resend: deque[Sent] = deque()

@@ -51,9 +51,9 @@ class BlockWindow(Generic[T]):
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.token = ""
-        self.acked = 0
-        self.duplicates = 0
-        self.last_seq = 0  # in the newest ack
+        self.acked: int = 0
+        self.duplicates: int = 0
+        self.last_seq: int = 0  # in the newest ack
         self.error: Error | None = None
         self.rejected: list[Rejected[T]] = []
         self._waiting: set[int] = set()

@@ -22,7 +22,9 @@ class PublishCounts:
     __slots__ = ("acked", "duplicates", "published")
 
     def __init__(self) -> None:
-        self.published = self.acked = self.duplicates = 0
+        self.published: int = 0
+        self.acked: int = 0
+        self.duplicates: int = 0
 
     @property
     def stats(self) -> PublishStats:

@@ -36,9 +36,9 @@ class FastBatchWindow(Generic[T]):
     """The blocks of one writer. `inbox` is a subject of its own; answers arrive below it."""
 
     def __init__(self, inbox: str) -> None:
-        self.acked = 0
-        self.in_flight = 0  # messages
-        self.last_seq = 0  # in the newest ack
+        self.acked: int = 0
+        self.in_flight: int = 0  # messages
+        self.last_seq: int = 0  # in the newest ack
         self.again: list[Block[T]] = []
         self._name = inbox.replace(".", "_")[-48:]  # batches of all writers of a stream are told apart by their names
         self._head = inbox.encode()

@@ -140,9 +140,9 @@ class ColumnPage:
         self.asked = asked
         self._parts = parts
         self.min_last_seq = min_last_seq
-        self.finished = False
+        self.finished: bool = False
         self.end: EndOfBatch | None = None
-        self.last_seq = after
+        self.last_seq: int = after
         self._error: Error | None = None
         self._stream = b""
         self._prefix = b""

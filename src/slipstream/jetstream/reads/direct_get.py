@@ -182,8 +182,8 @@ class Replies:
         self._min_last_seq = min_last_seq
         self.items: list[BatchItem] = []
         self.end: EndOfBatch | None = None
-        self.is_missing = False
-        self.responder = ""  # the server that answered, where that is known
+        self.is_missing: bool = False
+        self.responder: str = ""  # the server that answered, where that is known
         self._has_stamp = has_stamp  # whether one was asked for
         self.stamp: Stamp | None = None
         self.error: Error | None = None

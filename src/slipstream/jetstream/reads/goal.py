@@ -36,15 +36,15 @@ class ReadGoal:
     ) -> None:
         self._asked = wanted  # by the caller; a session may want more
         self._subject = subject  # the literal one that is read; empty for more than one
-        self.stream = stream
-        self.session = session
-        self.policy = policy
+        self.stream: str = stream
+        self.session: SessionState | None = session
+        self.policy: RetryPolicy = policy
         self._mark = 0 if session is None else session.mark(stream)  # what is noted from now on is kept
-        self.wanted = wanted if session is None else max(wanted, session.wanted(stream, subject))
-        self.reached = 0
-        self.leader_silences = 0
-        self.with_leader = False  # whether the leader's word was part of the proof
-        self.has_looked = False  # whether the leader was asked for the sake of the session
+        self.wanted: int = wanted if session is None else max(wanted, session.wanted(stream, subject))
+        self.reached: int = 0
+        self.leader_silences: int = 0
+        self.with_leader: bool = False  # whether the leader's word was part of the proof
+        self.has_looked: bool = False  # whether the leader was asked for the sake of the session
 
     def reach(self, seq: int) -> None:
         """The state of the answer is known to have reached a sequence."""

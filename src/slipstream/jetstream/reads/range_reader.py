@@ -47,13 +47,13 @@ class RangeReader:
         parts: Part = Part.ALL,
     ) -> None:
         self.state = RangeState.DONE if end and start > end else RangeState.READING
-        self.next_seq = max(start, 1)
+        self.next_seq: int = max(start, 1)
         self.end = end
-        self.goal = max(end, at_least)
-        self.floor = end  # what the end of the range must have seen, whatever a session wants
+        self.goal: int = max(end, at_least)
+        self.floor: int = end  # what the end of the range must have seen, whatever a session wants
         self._wanted = self.goal
         self._is_behind_store = False  # the page before came from the only store: a copy may be behind that
-        self.filter = subject or ">"
+        self.filter: str = subject or ">"
         self.since = since
         self._trusting = trusting
         self._parts = parts

@@ -80,31 +80,32 @@ class StreamCache:
     )
 
     def __init__(self) -> None:
-        self.created = 0  # of a mirror: when the stream at the end of its upstreams was made
+        self.created: int = 0  # of a mirror: when the stream at the end of its upstreams was made
         self.asked_at: float | None = None  # when the leader was asked last, and answered or not
         self.config: StreamConfig | None = None
-        self.config_at = -CONFIG_AGE  # when the request was sent that it answered
-        self.silent_at = -math.inf  # when one was sent that was not answered,
-        self.confirmed_at = -math.inf  # and the last one that was, by a leader of this generation
+        self.config_at: float = -CONFIG_AGE  # when the request was sent that it answered
+        self.silent_at: float = -math.inf  # when one was sent that was not answered,
+        self.confirmed_at: float = -math.inf  # and the last one that was, by a leader of this generation
         self.mirrors: dict[str, MirrorFacts] = {}
-        self.origin = ""  # of a mirror: the stream at the end of its upstreams
-        self.is_mute = False  # this user may not ask for stream info
-        self.is_origin_first = False  # of a mirror: its own copies could not prove something, so its origin's are asked
+        self.origin: str = ""  # of a mirror: the stream at the end of its upstreams
+        self.is_mute: bool = False  # this user may not ask for stream info
+        # Of a mirror: its own copies could not prove something, so its origin's are asked.
+        self.is_origin_first: bool = False
         self._forget()
 
     def _forget(self) -> None:
         """What was known of an older stream of that name says nothing about this one."""
-        self.floor = 0  # no message of this stream is older: nanoseconds
-        self.reached = 0  # a sequence that is known to exist or to have existed
-        self.settled = 0  # a sequence that every leader has, now and later
-        self.first_seq = 1
-        self.first_ts = 0  # when its first message was stored, by its leader; 0 if it had none
-        self.is_alone = False  # no mirror, on a server without a cluster: no other store, and none can be added
-        self.is_lossless = False  # it keeps everything, and has everything that was ever stored in it
+        self.floor: int = 0  # no message of this stream is older: nanoseconds
+        self.reached: int = 0  # a sequence that is known to exist or to have existed
+        self.settled: int = 0  # a sequence that every leader has, now and later
+        self.first_seq: int = 1
+        self.first_ts: int = 0  # when its first message was stored, by its leader; 0 if it had none
+        self.is_alone: bool = False  # no mirror, on a server without a cluster: no other store, and none can be added
+        self.is_lossless: bool = False  # it keeps everything, and has everything that was ever stored in it
         self.leader: LeaderWord | None = None
-        self.is_leader_only = False  # a Direct Get had no responders, and the configuration does not allow any
-        self.is_leader_first = False  # reads of late needed the leader's word
-        self.needs_names = False  # too much was deleted for a list of it
+        self.is_leader_only: bool = False  # a Direct Get had no responders, and the configuration does not allow any
+        self.is_leader_first: bool = False  # reads of late needed the leader's word
+        self.needs_names: bool = False  # too much was deleted for a list of it
 
     def follow(self, origin: str) -> None:
         """The stream is a mirror: its sequences, and when it was made, are those of the stream that it copies."""
@@ -191,7 +192,11 @@ class ReadState:
     def __init__(self) -> None:
         self.keeps_min: dict[tuple[str, str], bool] = {}  # by server and API prefix: whether they keep `min_last_seq`
         self.moved_at: float | None = None
-        self.at_once = self.retried = self.from_leader = self.failed = self.moves = 0
+        self.at_once: int = 0
+        self.retried: int = 0
+        self.from_leader: int = 0
+        self.failed: int = 0
+        self.moves: int = 0
         self._streams: dict[tuple[str, str], StreamCache] = {}
 
     def stream(self, prefix: str, name: str) -> StreamCache:

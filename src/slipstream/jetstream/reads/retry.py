@@ -40,7 +40,7 @@ class Retry:
     __slots__ = ("reasons",)
 
     def __init__(self, *reasons: Error) -> None:
-        self.reasons = reasons
+        self.reasons: tuple[Error, ...] = reasons
 
     def then(self, reason: Error) -> Retry:
         """The same, with one more reason behind the others."""
@@ -84,7 +84,7 @@ class RetryPolicy:
         self._leader_silences = 0
         self._stale_limit = min(max(timeout / STALE_PART, STALE_LEAST), STALE_MOST)
         self._stale_since: float | None = None
-        self.tries = 0  # attempts that did not bring the answer
+        self.tries: int = 0  # attempts that did not bring the answer
 
     def renew(self) -> None:
         """Something was achieved: the timeout and the back-off begin again."""

@@ -131,8 +131,8 @@ class ReadRule:
     __slots__ = ("_now", "cache", "stream")
 
     def __init__(self, stream: str, cache: StreamCache, now: Callable[[], float]) -> None:
-        self.stream = stream
-        self.cache = cache
+        self.stream: str = stream
+        self.cache: StreamCache = cache
         self._now = now
 
     # Single messages

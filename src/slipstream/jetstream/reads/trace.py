@@ -33,8 +33,8 @@ class TraceSink:
     __slots__ = ("is_done", "responder")
 
     def __init__(self) -> None:
-        self.responder = ""
-        self.is_done = False
+        self.responder: str = ""
+        self.is_done: bool = False
 
     def deliver(self, msg: Msg) -> bool:
         """Take an event; True once it was that of the server that got the request from us."""

@@ -45,7 +45,7 @@ class Election:
         ttl: Duration = DEFAULT_TTL,
         now: Callable[[], float] = lease_clock,
     ) -> None:
-        self.lease = Lease(storage, key, ttl=ttl, name=name, data=data, now=now)
+        self.lease: Lease = Lease(storage, key, ttl=ttl, name=name, data=data, now=now)
         self._storage = storage
         self._now = now
 
@@ -171,8 +171,8 @@ class Members:
         now: Callable[[], float] = lease_clock,
     ) -> None:
         check_ttl(ttl)
-        self.prefix = storage.check_key(prefix)
-        self.foreign = ForeignKeys(storage.bucket)
+        self.prefix: str = storage.check_key(prefix)
+        self.foreign: ForeignKeys = ForeignKeys(storage.bucket)
         self._storage = storage
         self._ttl = ttl
         self._now = now

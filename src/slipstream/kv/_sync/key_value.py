@@ -66,7 +66,7 @@ class KeyValue(Generic[V]):
 
     def __init__(self, storage: Storage[V]) -> None:
         self.storage = storage
-        self.bucket = storage.bucket
+        self.bucket: str = storage.bucket
 
     def _repr_html_(self) -> str:
         return facts(f"Bucket {self.bucket}", [("State", "status() shows it, to_pandas() its values")])
@@ -499,7 +499,7 @@ class Writer(Generic[V], Openable):
     def __init__(self, storage: Storage[V], inner: StorageWriter[V]) -> None:
         self.storage = storage
         self._inner = inner
-        self.last_revision = 0
+        self.last_revision: int = 0
 
     def __repr__(self) -> str:
         return f"<Writer to {self.storage.bucket!r}>"

@@ -69,8 +69,8 @@ class Lease:
         data: bytes = b"",
         now: Callable[[], float] = lease_clock,
     ) -> None:
-        self.key = storage.check_key(key)
-        self.name = name or new_id()
+        self.key: str = storage.check_key(key)
+        self.name: str = name or new_id()
         self._storage = storage
         self._ttl = check_ttl(ttl)
         self._data = data

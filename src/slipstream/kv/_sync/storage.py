@@ -223,7 +223,7 @@ class WrappedStorage(Generic[V]):
 
     def __init__(self, inner: Storage[V]) -> None:
         self.inner = inner
-        self.bucket = inner.bucket
+        self.bucket: str = inner.bucket
 
     def check_key(self, key: str) -> str:
         """Return `key`, or raise a UsageError."""

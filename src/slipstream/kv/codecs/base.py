@@ -21,7 +21,7 @@ __all__ = ["Codec", "ForeignKeys", "TokenCodec", "check_wildcards", "from_base64
 WILDCARDS = ("*", ">")
 MAX_FOREIGN = 1000  # foreign keys that a handle remembers, so that each is reported once
 
-log = logging.getLogger("slipstream.kv")
+log: logging.Logger = logging.getLogger("slipstream.kv")
 
 
 class ForeignKeys:

@@ -91,8 +91,10 @@ class Keyring:
         only = next(iter(keys)) if len(keys) == 1 else ""
         if not (primary or only):  # by its place in the ring, a new key in front would change the meaning of the others
             raise UsageError(f"primary must be set in a keyring of several keys, to one of {sorted(keys)}")
-        self.primary = primary or only
-        self.tokens = (tokens,) if isinstance(tokens, str) and tokens else tuple(tokens) or (only,) * bool(only)
+        self.primary: str = primary or only
+        self.tokens: tuple[str, ...] = (
+            (tokens,) if isinstance(tokens, str) and tokens else tuple(tokens) or (only,) * bool(only)
+        )
         for name in (self.primary, *self.tokens):
             self.key(name)
 

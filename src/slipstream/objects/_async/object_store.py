@@ -64,7 +64,7 @@ class ObjectStore:
     """An object bucket. Every read takes `min_last_seq`: its answer is at least as new as that write."""
 
     def __init__(self, js: JetStream, bucket: str) -> None:
-        self.bucket = check_bucket(bucket)
+        self.bucket: str = check_bucket(bucket)
         self._js = js
         self._stream = js.stream(STREAM_PREFIX + bucket)
         self._subjects = Subjects(bucket)

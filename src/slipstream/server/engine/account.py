@@ -7,13 +7,14 @@ a slash).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, cast
 
 import msgspec
 
 from slipstream.api import StreamConfig, StreamSource, encode_json
 from slipstream.api.names import API_PREFIX
+from slipstream.server.engine.api.advisories import Advisories
 from slipstream.server.engine.api.dispatch import Api
 from slipstream.server.engine.auth.account_limits import UNLIMITED, AccountLimits, check_bytes
 from slipstream.server.engine.auth.users import DEFAULT_ACCOUNT
@@ -28,12 +29,14 @@ from slipstream.server.engine.reads.direct_get import PREFIX, QUEUE
 from slipstream.server.engine.replication.ingest import Ingest, RemoteIngests
 from slipstream.server.engine.replication.mirror import Mirror, MirrorResponder
 from slipstream.server.engine.replication.source import SourceIngest, source_key
-from slipstream.server.engine.services import SharedServices
+from slipstream.server.engine.services import CommitWaiters, SharedServices
 from slipstream.server.engine.snapshots.reader import SnapshotReader
+from slipstream.server.engine.streams.atomic_batches import BatchUsage
 from slipstream.server.engine.streams.features import with_level
 from slipstream.server.engine.streams.stored_stream import StoredStream
 from slipstream.server.engine.streams.stream import Stream
 from slipstream.server.engine.subject_index import SubjectIndex
+from slipstream.server.engine.timers import Timers
 from slipstream.wire import overlaps
 
 
@@ -76,23 +79,28 @@ class Account:
         self.limits = limits
         self.router = router
         self.streams: dict[str, Stream] = {}
-        self.subjects = SubjectIndex()
+        self.subjects: SubjectIndex = SubjectIndex()
         self.restores: dict[str, SnapshotReader] = {}  # by the name of the stream
         self.remote_ingests = remote_ingests
         self._ingests: dict[Ingest, None] = {}
         self._mirror_responders: dict[str, list[tuple[str, MirrorResponder]]] = {}
         self._shared = shared
-        self.journals = shared.journals
-        self.timers, self.commit_waiters = shared.timers, shared.commit_waiters
-        self.jobs = AccountJobs(shared.jobs, shared.load, name, resume)
+        self.journals: Mapping[str, Journal] = shared.journals
+        self.timers: Timers = shared.timers
+        self.commit_waiters: CommitWaiters = shared.commit_waiters
+        self.jobs: AccountJobs = AccountJobs(shared.jobs, shared.load, name, resume)
         router.defer = self.jobs.go_on
-        self.max_pending, self.max_payload = shared.max_pending, shared.max_payload
-        self.compat = shared.compat
-        self.leader_name, self.version, self.domain = shared.server_name, shared.version, shared.domain
-        self.batch_usage, self.advisories = shared.batch_usage, shared.advisories
+        self.max_pending: int = shared.max_pending
+        self.max_payload: int = shared.max_payload
+        self.compat: bool = shared.compat
+        self.leader_name: str = shared.server_name
+        self.version: str = shared.version
+        self.domain: str = shared.domain
+        self.batch_usage: BatchUsage = shared.batch_usage
+        self.advisories: Advisories = shared.advisories
         self._last_created = 0
-        self.api = Api(self, is_closed=not jetstream)
-        self.ack_router = AckRouter()
+        self.api: Api = Api(self, is_closed=not jetstream)
+        self.ack_router: AckRouter = AckRouter()
         if jetstream is not None:
             router.add(f"{API_PREFIX}.>", self.api)
         if jetstream:

@@ -49,7 +49,7 @@ from slipstream.server.engine.core.info import info
 from slipstream.server.engine.core.output import Output
 from slipstream.server.engine.core.routing import AccountRouter, Random, Subscriber
 from slipstream.server.engine.core.session import Listener, PeerAddress, Session, SessionState, subscription
-from slipstream.server.engine.jobs import RECEIVE_UNITS, Progress
+from slipstream.server.engine.jobs import RECEIVE_UNITS, Jobs, Load, Progress
 from slipstream.server.engine.journal import Answer, CommitBatch, Journal, ReplyPort
 from slipstream.server.engine.monitoring.health import Health, examine
 from slipstream.server.engine.ports import Savepoints, Store
@@ -59,6 +59,7 @@ from slipstream.server.engine.services import SharedServices
 from slipstream.server.engine.settings import Check, Settings, Totals
 from slipstream.server.engine.streams.atomic_batches import BatchUsage
 from slipstream.server.engine.streams.stream import Stream
+from slipstream.server.engine.timers import Timers
 from slipstream.wire import Connect, Event, Ping, Pong, Pub, Sub, Unsub, Violation, err, has_wildcard, is_valid_filter
 from slipstream.wire.encode import OK, PONG
 
@@ -87,11 +88,11 @@ class Engine:
         verify: Verify = reject_signatures,
     ) -> None:
         """`file` and `memory` keep the streams of that storage; they may be the same store. `verify` is for nkeys."""
-        self.settings = settings
+        self.settings: Settings = settings
         self.started = now
         file_journal = Journal(file)
         memory_journal = file_journal if memory is file else Journal(memory)
-        self.journals = tuple(dict.fromkeys((file_journal, memory_journal)))
+        self.journals: tuple[Journal, ...] = tuple(dict.fromkeys((file_journal, memory_journal)))
         self._shared = shared = SharedServices(
             server_name=settings.server_name,
             version=settings.version,
@@ -103,30 +104,32 @@ class Engine:
             journals={Storage.FILE.value: file_journal, Storage.MEMORY.value: memory_journal},
             batch_usage=BatchUsage(settings.max_pending_total),
         )
-        self.timers, self.jobs, self.batch_usage = shared.timers, shared.jobs, shared.batch_usage
+        self.timers: Timers = shared.timers
+        self.jobs: Jobs = shared.jobs
+        self.batch_usage: BatchUsage = shared.batch_usage
         self._commit_waiters = shared.commit_waiters
-        self.remote_ingests = RemoteIngests()  # what the driver reads from other servers
+        self.remote_ingests: RemoteIngests = RemoteIngests()  # what the driver reads from other servers
         self._verify, self._rng = verify, rng
         self._authenticator = self._make_authenticator(settings)
-        self.system_account = self._authenticator.system_account or settings.system_account
-        self.listener = Listener(
+        self.system_account: str = self._authenticator.system_account or settings.system_account
+        self.listener: Listener = Listener(
             settings.host, settings.port, tls_required=settings.tls_required, tls_verify=settings.tls_verify
         )
-        self.output = Output()  # shared with the routers
-        self.load = shared.load
+        self.output: Output = Output()  # shared with the routers
+        self.load: Load = shared.load
         self.held_back: set[int] = set()  # clients whose input waits; the driver reads nothing more from them
         self.resumed: list[int] = []  # those that it may read from again; the driver takes them
         self._accounts = {name: self._make_account(name, now) for name in self._authenticator.accounts}
         self._default = self._accounts[DEFAULT_ACCOUNT]
         self._had_accounts = len(self._accounts) > 1  # ever: answers may wait for one that a reload has removed
-        self.streams = self._default.streams
+        self.streams: dict[str, Stream] = self._default.streams
         # By `Session.account`, which is empty until a client is authenticated.
         self._routers = {"": self._default.router} | {name: one.router for name, one in self._accounts.items()}
         self._admission = Admission(settings, self._authenticator, self._routers, self.timers)
-        self.checks = self._admission.checks  # the driver takes each, compares, and calls `checked`
+        self.checks: list[Check] = self._admission.checks  # the driver takes each, compares, and calls `checked`
         self._sessions: dict[int, Session] = {}
         self.closed: deque[Session] = deque(maxlen=MAX_CLOSED)
-        self.totals = Totals()
+        self.totals: Totals = Totals()
         self._valid_subjects: set[str] = set()
         self._savepoint_times: dict[int, int] = {}  # by number; in the stores they are counted from 1
         self._savepoints_made = 0

@@ -62,7 +62,7 @@ class Load:
     def __init__(self) -> None:
         self.client: Session | None = None  # None: the server itself
         self.owner: Session | None = None  # of a request that waited for something, and is answered now
-        self.units = 0
+        self.units: int = 0
 
     @property
     def asker(self) -> Session | None:
@@ -76,8 +76,8 @@ class Jobs:
     def __init__(self) -> None:
         self._accounts: OrderedDict[str, OrderedDict[Hashable, deque[Job]]] = OrderedDict()  # whose turn it is first
         self._count = 0
-        self.has_new = False  # a job was started since the last step
-        self.used = 0  # units, by the last step
+        self.has_new: bool = False  # a job was started since the last step
+        self.used: int = 0  # units, by the last step
 
     def start(self, job: Job, account: str, owner: Hashable | None = None) -> bool:
         """Add a job; without an owner it is its own. False if there are too many."""
@@ -139,7 +139,10 @@ class AccountJobs:
 
     def __init__(self, jobs: Jobs, load: Load, account: str, resume: Callable[[Session], None]) -> None:
         """`resume` handles the input of a client that waited for its search."""
-        self._jobs, self.load, self._account, self._resume = jobs, load, account, resume
+        self._jobs = jobs
+        self.load: Load = load
+        self._account = account
+        self._resume = resume
 
     def start(self, job: Job, owner: Hashable | None = None) -> bool:
         """Add a job; False if there are too many."""

@@ -69,11 +69,11 @@ class CommitBatch:
     def __init__(
         self, journal: Journal, group: Group | None, answers: list[Answer], events: list[DeferredMessage], catalog: bool
     ) -> None:
-        self.journal = journal
-        self.group = group
-        self.answers = answers
-        self.events = events
-        self.catalog = catalog
+        self.journal: Journal = journal
+        self.group: Group | None = group
+        self.answers: list[Answer] = answers
+        self.events: list[DeferredMessage] = events
+        self.catalog: bool = catalog
         self.after: list[Callable[[], None]] = []
         self.reports: list[Callable[[], None]] = []
 
@@ -85,14 +85,14 @@ class Journal:
         self.store = store
         self.answers: list[Answer] = []  # of the open group, in order
         self.events: list[DeferredMessage] = []  # of the open group, in order
-        self.catalog = False  # the open group creates, changes or deletes a stream
+        self.catalog: bool = False  # the open group creates, changes or deletes a stream
         self.under_way: CommitBatch | None = None
-        self.failure = ""  # why the last group was lost; empty after the next commit
+        self.failure: str = ""  # why the last group was lost; empty after the next commit
         self.after: list[Callable[[], None]] = []  # to call once the open group is durable
         self.reports: list[Callable[[], None]] = []  # to call once the open group is durable or lost
         self.unsaved: dict[DeferredState, None] = {}  # state that changed and is not in the open group yet
         self.followers: dict[LogFollower, None] = {}
-        self.seal_requested = False  # seal even if only deferred state has changed
+        self.seal_requested: bool = False  # seal even if only deferred state has changed
 
     @property
     def ready(self) -> bool:

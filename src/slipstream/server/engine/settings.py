@@ -63,8 +63,13 @@ class Totals:
     __slots__ = ("connections", "in_bytes", "in_msgs", "out_bytes", "out_msgs", "slow", "stale")
 
     def __init__(self) -> None:
-        self.connections = self.in_msgs = self.in_bytes = self.out_msgs = self.out_bytes = 0
-        self.slow = self.stale = 0
+        self.connections: int = 0
+        self.in_msgs: int = 0
+        self.in_bytes: int = 0
+        self.out_msgs: int = 0
+        self.out_bytes: int = 0
+        self.slow: int = 0
+        self.stale: int = 0
 
     def add(self, session: Session) -> None:
         """Count a client that has left."""

@@ -18,7 +18,7 @@ class Timer:
     __slots__ = ("action", "when")
 
     def __init__(self, when: int, action: Action) -> None:
-        self.when = when
+        self.when: int = when
         self.action: Action | None = action
 
     def cancel(self) -> None:

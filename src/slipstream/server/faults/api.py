@@ -283,7 +283,7 @@ class FaultRunner:
     def __init__(self, driver: Driver, network: NetworkFaults) -> None:
         self._driver, self._network = driver, network
         self._lock = asyncio.Lock()
-        self.traffic = Traffic(driver.engine, network)
+        self.traffic: Traffic = Traffic(driver.engine, network)
 
     async def run(self, command: str, body: dict[str, Any], *, account: str = "") -> dict[str, Any]:
         """Run a command in an account (the default one, if none is named); raises UsageError if it is rejected."""

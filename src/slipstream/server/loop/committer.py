@@ -28,7 +28,7 @@ from slipstream.server.engine.journal import CommitBatch, Journal
 from slipstream.server.engine.monitoring.metrics import CommitReport
 from slipstream.server.engine.ports import Group, Store
 
-log = logging.getLogger("slipstream.server")
+log: logging.Logger = logging.getLogger("slipstream.server")
 
 SMALL = 64  # changes: some tenths of a millisecond to write
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # seconds, after a group that could not be stored
@@ -94,9 +94,11 @@ class Committer:
         self._logged, self._logged_at, self._not_logged = "", 0.0, 0
         self._sealed_at = 0.0
         # Metrics: of groups that hold changes.
-        self.seconds = Histogram(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
-        self.changes = Histogram(1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
-        self.failures = 0
+        self.seconds: Histogram = Histogram(
+            0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5
+        )
+        self.changes: Histogram = Histogram(1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
+        self.failures: int = 0
 
     def report(self, storage: str) -> CommitReport:
         """How the commits of that storage went so far."""

@@ -22,7 +22,7 @@ from slipstream.server.engine.engine import Engine
 from slipstream.server.loop.tls import Tls, certificate_of
 from slipstream.wire import Event, Parser, Side
 
-log = logging.getLogger("slipstream.server")
+log: logging.Logger = logging.getLogger("slipstream.server")
 
 SLICE = 48 * 1024  # bytes of one client per turn: about a millisecond of publishes, then others get in
 WRITE_HIGH = 128 * 1024  # unsent bytes at which batches for a client wait; uvloop offers less only once per round
@@ -91,7 +91,9 @@ class Connection(asyncio.Protocol):
         self._is_paused = False
         self._is_authenticating = False
         self._waits_for_slot = False
-        self.unsent = self.held = 0  # bytes, as `memory.PendingBytes` counts them
+        # Bytes, as `memory.PendingBytes` counts them.
+        self.unsent: int = 0
+        self.held: int = 0
         self._is_held_back = False
         self._stuck_bytes = 0  # unsent when the write deadline was set
         self._deadline: asyncio.TimerHandle | None = None

@@ -53,7 +53,7 @@ from slipstream.server.loop.signatures import make_nonce
 from slipstream.server.process.trace import Trace
 from slipstream.wire import Event
 
-log = logging.getLogger("slipstream.server")
+log: logging.Logger = logging.getLogger("slipstream.server")
 
 GROUP_CHANGES = 4096  # at which a group is full
 GROUP_BYTES = 8 * 1024 * 1024
@@ -94,8 +94,8 @@ class Driver:
         self._group_bytes = 0  # in the open groups
         # Memory.
         settings = engine.settings
-        self.pending = PendingBytes(settings.max_pending_total, lambda: engine.waiting_bytes)
-        self.is_overloaded = False
+        self.pending: PendingBytes = PendingBytes(settings.max_pending_total, lambda: engine.waiting_bytes)
+        self.is_overloaded: bool = False
         self._deferred: list[Connection] = []  # paused while too much waits
         self._slots: FrameSlots[Connection] = FrameSlots(settings.max_pending_total, settings.max_payload)
         self._slot_timer: asyncio.TimerHandle | None = None

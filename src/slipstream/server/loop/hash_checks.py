@@ -48,7 +48,7 @@ class HashChecks:
         self._open: dict[bytes, _Comparison] = {}  # by digest, until they have a result
         self._known: dict[bytes, None] = {}  # digests of right secrets, oldest first
         self._key = secrets.token_bytes(32)
-        self.compared = 0
+        self.compared: int = 0
 
     async def check(self, address: str, check: Check) -> bool | None:
         """Whether the secret is right; None if too many of the address wait already."""

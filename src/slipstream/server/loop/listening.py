@@ -24,7 +24,7 @@ class ListeningSockets:
     def __init__(self, sockets: list[socket.socket]) -> None:
         self._sockets = sockets
         self._servers: list[asyncio.Server] = []
-        self.port = int(sockets[0].getsockname()[1])
+        self.port: int = int(sockets[0].getsockname()[1])
 
     @classmethod
     async def open(cls, host: str, port: int) -> ListeningSockets:

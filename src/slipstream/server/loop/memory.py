@@ -55,8 +55,8 @@ class PendingBytes:
         self.limit = limit
         self._elsewhere = elsewhere
         self._held = 0
-        self.peak = 0
-        self.cut_off = 0  # connections
+        self.peak: int = 0
+        self.cut_off: int = 0  # connections
 
     @property
     def total(self) -> int:

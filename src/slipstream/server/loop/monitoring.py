@@ -24,7 +24,7 @@ from slipstream.server.engine.monitoring.metrics import metrics
 from slipstream.server.engine.ports import Walk
 from slipstream.server.loop.process_report import ServerReport
 
-log = logging.getLogger("slipstream.server")
+log: logging.Logger = logging.getLogger("slipstream.server")
 
 MAX_HEAD = 8 * 1024
 MAX_CONNECTIONS = 100

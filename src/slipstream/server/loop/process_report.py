@@ -38,7 +38,9 @@ class ServerReport:
         committers: Sequence[Committer] = (),
     ) -> None:
         """`ports` are known only once all listeners are open."""
-        self.options, self._pending, self._committers = options, pending, committers
+        self.options: ServerOptions = options
+        self._pending = pending
+        self._committers = committers
         self._engine, self._clock, self._ports = engine, clock, ports
         self._last_cpu = (time.monotonic(), time.process_time())
         self.requests: dict[str, int] = {}  # by path of the endpoint

@@ -13,7 +13,7 @@ import logging
 from slipstream.server.engine.ports import Scrubber
 from slipstream.server.loop.driver import Driver
 
-log = logging.getLogger("slipstream.server")
+log: logging.Logger = logging.getLogger("slipstream.server")
 
 FIRST_ROUND = 10.0  # seconds after the start, at the latest: a server has other things to do at first
 RETRY = 1.0  # seconds, when a slice must wait

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from slipstream.jetstream._async.jetstream import JetStream
     from slipstream.server.loop.driver import Driver
 
-log = logging.getLogger("slipstream.server")
+log: logging.Logger = logging.getLogger("slipstream.server")
 
 TIMEOUT = 5.0
 RETRY = 0.25  # seconds between tries when an upstream cannot be reached

@@ -30,7 +30,7 @@ from slipstream.wire.websocket import (
     encode_frame,
 )
 
-log = logging.getLogger("slipstream.server")
+log: logging.Logger = logging.getLogger("slipstream.server")
 
 MAX_REQUEST = 16 * 1024
 

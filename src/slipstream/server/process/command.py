@@ -30,7 +30,7 @@ from slipstream.server.process.signals import send_signal
 from slipstream.server.server import Server, new_loop
 from slipstream.version import VERSION
 
-log = logging.getLogger("slipstream.server")
+log: logging.Logger = logging.getLogger("slipstream.server")
 
 
 def main(argv: Sequence[str], *, started: Callable[[Server], None] | None = None) -> int:

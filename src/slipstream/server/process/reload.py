@@ -13,7 +13,7 @@ from slipstream.server.process import logs
 from slipstream.server.process.options import ProcessOptions
 from slipstream.server.server import Server
 
-log = logging.getLogger("slipstream.server")
+log: logging.Logger = logging.getLogger("slipstream.server")
 
 
 class ProcessFiles:

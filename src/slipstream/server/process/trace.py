@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 TRACE = 5  # below logging.DEBUG
 SHOWN = 64  # bytes of a payload
 
-log = logging.getLogger("slipstream.server")
+log: logging.Logger = logging.getLogger("slipstream.server")
 
 
 class Trace:

@@ -16,7 +16,7 @@ class ChangeLog:
         """It may begin in the middle of a group, or of a sealed one: what they did so far is not known."""
         self.added: list[tuple[int, str]] = []
         self.removed: list[tuple[int, str]] = []
-        self.recount = True
+        self.recount: bool = True
         self._sealed: Changes | None = Changes([], [], True)
         self._done: Changes | None = None
 

@@ -269,7 +269,7 @@ class Service(ServiceGroup):
         if stats_handler is not None and not callable(stats_handler):
             raise UsageError(f"stats_handler must be callable, got {stats_handler!r}")
         super().__init__(self, Scope("", config.queue_group))
-        self.id = secrets.token_hex(11)
+        self.id: str = secrets.token_hex(11)
         self._client = client
         self._config = config
         self._stats_handler = stats_handler

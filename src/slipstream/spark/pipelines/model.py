@@ -39,7 +39,7 @@ class PipelineError(UsageError):
     """A pipeline file with mistakes; the message has a line for each: file, line, column, text."""
 
     def __init__(self, file: str, mistakes: Iterable[Mistake], pipeline: Pipeline | None = None) -> None:
-        self.mistakes = tuple(sorted(mistakes, key=lambda one: (one.position.file, *one)))
+        self.mistakes: tuple[Mistake, ...] = tuple(sorted(mistakes, key=lambda one: (one.position.file, *one)))
         self.pipeline = pipeline  # if it could be read: further checks may then add their mistakes
         super().__init__("\n".join(one.line(file) for one in self.mistakes))
 

@@ -56,11 +56,11 @@ class RunningQuery:
     def __init__(self, plan: QueryPlan, events: Callable[..., None] = _ignored) -> None:
         self.plan = plan
         self._events = events
-        self.name = plan.name
-        self.state = QueryState()
+        self.name: str = plan.name
+        self.state: QueryState = QueryState()
         self.query: StreamingQuery | None = None
-        self.backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.0)  # its failures: since the last batch
-        self.restart_at = 0.0
+        self.backoff: Backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.0)  # its failures: since the last batch
+        self.restart_at: float = 0.0
         self.is_failed = False
         self._seen: set[tuple[str, int, bool]] = set()
         self._starts_until = 0.0
@@ -154,7 +154,7 @@ class Runner:
         self._max_starting = max(2, os.cpu_count() or 1)
         self._earlier: dict[str, QueryState] = {}
         self.queries: dict[str, RunningQuery] = {}
-        self.seconds = 0.0
+        self.seconds: float = 0.0
         self._measure_at = 0.0
         self._page = b""
 

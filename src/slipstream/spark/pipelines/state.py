@@ -88,9 +88,9 @@ class StateFolder:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self.base = Path(pipeline.file).resolve().parent  # relative paths in the file begin here
-        self.path = self.base / (pipeline.state or f"{pipeline.name}-state")
-        self.lock = Lock(self.path / "run.lock")
+        self.base: Path = Path(pipeline.file).resolve().parent  # relative paths in the file begin here
+        self.path: Path = self.base / (pipeline.state or f"{pipeline.name}-state")
+        self.lock: Lock = Lock(self.path / "run.lock")
         self._run = self.path / "run.json"
 
     def checkpoint(self, output: str) -> Path:

@@ -55,7 +55,7 @@ class DeadLetters:
         self._unconfirmed: dict[int, Draft] = {}  # by the row's number
         self._unsent: list[Draft] = []
         self._seen: dict[bytes, int] = {}
-        self.count = 0
+        self.count: int = 0
 
     def attach(self, js: JetStream) -> None:
         """Use this connection from now on."""

@@ -133,7 +133,7 @@ class BucketWriter:
         self._waiting: dict[str, Item] = {}
         self._min_last_seq = origin.info.state.last_seq
         self._gathered = 0  # bytes
-        self.unchanged = 0
+        self.unchanged: int = 0
 
     @property
     def last_revision(self) -> int:

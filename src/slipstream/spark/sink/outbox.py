@@ -35,7 +35,7 @@ class Outbox(Generic[T]):
     def __init__(self, js: JetStream, *, max_in_flight: int, timeout: float) -> None:
         self._client = js.client
         self._window: BlockWindow[T] = BlockWindow(max_in_flight)
-        self.block = max(min(max_in_flight // 4, MAX_BLOCK), 1)  # small enough that some are always in flight
+        self.block: int = max(min(max_in_flight // 4, MAX_BLOCK), 1)  # small enough that some are always in flight
         self._timeout = timeout
 
     @property

@@ -26,7 +26,7 @@ class Replay(Generic[T]):
         self._kept: list[Sequence[T]] = []
         self._rows = 0
         self._bytes = 0
-        self.count = 0  # rows taken from the source
+        self.count: int = 0  # rows taken from the source
 
     def __iter__(self) -> Iterator[Sequence[T]]:
         yield from tuple(self._kept)

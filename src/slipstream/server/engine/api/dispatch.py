@@ -37,6 +37,7 @@ from slipstream.server.engine.api.responses import MAX_DELETED, MAX_SUBJECTS, st
 from slipstream.server.engine.auth.account_limits import check_stream, used
 from slipstream.server.engine.auth.reply_targets import Targets
 from slipstream.server.engine.core.client_info import client_info
+from slipstream.server.engine.core.routing import AccountRouter
 from slipstream.server.engine.core.session import Session
 from slipstream.server.engine.journal import Journal, ReplyPort, Source
 from slipstream.server.engine.ports import LogState, Record, Walk
@@ -199,10 +200,11 @@ class Api:
         """`is_closed`: the account has no JetStream, every request gets that error."""
         self._catalog = catalog
         self._is_closed = is_closed
-        self.reply_port = catalog.router
+        self.reply_port: AccountRouter = catalog.router
         self._load = catalog.jobs.load
         self._metadata = server_metadata(catalog.version)
-        self.total = self.errors = 0
+        self.total: int = 0
+        self.errors: int = 0
         backups = SnapshotApi(catalog, self)
         self._plain: dict[str, tuple[str, Handler]] = {
             "INFO": ("account_info_response", self._account),

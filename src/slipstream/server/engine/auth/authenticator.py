@@ -72,15 +72,15 @@ class Identity:
     )
 
     def __init__(self, user: User | None, options: AccountOptions | None = None) -> None:
-        self.user = user
-        self.account = user.account if user is not None else DEFAULT_ACCOUNT
-        self.rules = _rules(user.permissions) if user is not None else None
-        self.name = (user.name or user.nkey or ("[REDACTED]" if user.token else "")) if user is not None else ""
-        self.key = f"{self.name}\0{user.token}" if user is not None else ""  # unique
-        self.connection_types = user.connection_types if user is not None else ()
-        self.max_subscriptions = options.max_subscriptions if options is not None else NO_LIMIT
-        self.max_payload = options.max_payload if options is not None else NO_LIMIT
-        self.expires = 0  # ns; 0 is never
+        self.user: User | None = user
+        self.account: str = user.account if user is not None else DEFAULT_ACCOUNT
+        self.rules: Rules | None = _rules(user.permissions) if user is not None else None
+        self.name: str = (user.name or user.nkey or ("[REDACTED]" if user.token else "")) if user is not None else ""
+        self.key: str = f"{self.name}\0{user.token}" if user is not None else ""  # unique
+        self.connection_types: tuple[str, ...] = user.connection_types if user is not None else ()
+        self.max_subscriptions: int = options.max_subscriptions if options is not None else NO_LIMIT
+        self.max_payload: int = options.max_payload if options is not None else NO_LIMIT
+        self.expires: int = 0  # ns; 0 is never
 
     @property
     def shown_name(self) -> str:
@@ -124,13 +124,15 @@ class Authenticator:
             raise UsageError("users must not be configured for a server with an operator: they come from JWTs")
         self._users = UserAuthenticator(identities, no_auth_user, verify)
         self._anyone = Identity(None, configured.get(DEFAULT_ACCOUNT))
-        self.by_jwt = bool(operators)
-        self.required = bool(identities) or self.by_jwt
-        self.nonces = self._users.has_nkeys or self.by_jwt  # clients must get a nonce to sign
-        self.default = self._users.default  # of clients without credentials
+        self.by_jwt: bool = bool(operators)
+        self.required: bool = bool(identities) or self.by_jwt
+        self.nonces: bool = self._users.has_nkeys or self.by_jwt  # clients must get a nonce to sign
+        self.default: Identity | None = self._users.default  # of clients without credentials
         names = (DEFAULT_ACCOUNT, *(identity.account for identity in identities), *configured)
-        self.accounts = {name: configured.get(name, AccountOptions(name=name)) for name in dict.fromkeys(names)}
-        self.system_account = self._tokens.system_account
+        self.accounts: dict[str, AccountOptions] = {
+            name: configured.get(name, AccountOptions(name=name)) for name in dict.fromkeys(names)
+        }
+        self.system_account: str = self._tokens.system_account
 
     def token_of(self, account: str) -> str:
         """The JWT of an account; empty without one."""
@@ -170,7 +172,7 @@ class UserAuthenticator:
         self._subjects = {subject: m for name, m in self._named.items() if (subject := _parse_subject(name))}
         # Compared in place of an unknown user's password, so that the time does not tell which names exist.
         self._decoy = next((m.password for m in self._named.values() if is_hash(m.password)), "")
-        self.default = self._find_default(no_auth_user)
+        self.default: Identity | None = self._find_default(no_auth_user)
 
     @property
     def has_nkeys(self) -> bool:
@@ -275,7 +277,9 @@ class TokenAuthenticator:
                 name = account.claims.name or account.claims.subject
                 raise UsageError(f"account {name!r} is not signed by a trusted operator")
             self._claims[account.claims.subject] = account
-        self.system_account = next((operator.system_account for operator in trusted if operator.system_account), "")
+        self.system_account: str = next(
+            (operator.system_account for operator in trusted if operator.system_account), ""
+        )
 
     @property
     def accounts(self) -> Iterable[AccountOptions]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from slipstream.api.times import nanoseconds
-from slipstream.server.engine.auth.users import Permissions, split_queue
+from slipstream.server.engine.auth.users import Permissions, Responses, split_queue
 from slipstream.wire import SubjectSet, has_wildcard, is_valid_filter, subset_of
 
 CACHE = 4096
@@ -22,7 +22,7 @@ class Rules:
 
     def __init__(self, permissions: Permissions) -> None:
         self.permissions = permissions
-        self.responses = permissions.responses
+        self.responses: Responses | None = permissions.responses
         allow = permissions.publish
         if allow is None and self.responses is not None:
             allow = ()
@@ -132,7 +132,7 @@ class Grant:
     __slots__ = ("_expires", "_max_msgs", "_replies", "_swept", "rules")
 
     def __init__(self, rules: Rules) -> None:
-        self.rules = rules
+        self.rules: Rules = rules
         responses = rules.responses
         self._max_msgs = responses.max_msgs if responses is not None else 0
         expires = responses.expires if responses is not None else None

@@ -48,7 +48,8 @@ class Targets:
 
     def __init__(self, kind: str, payload: bytes) -> None:
         """`kind` is the type of the response; a body that cannot be read names none, and is rejected later."""
-        self.deliver = self.republish = ""
+        self.deliver: str = ""
+        self.republish: str = ""
         self.scheduled: list[str] = []
         try:
             body = msgspec.json.decode(payload) if payload else {}

@@ -58,8 +58,8 @@ class AckHandling:
         """`prefix` begins the ack subjects; `wake` has a chunk delivered, `settled` tells the stream's retention which
         messages this consumer needs no more, and `next_request` takes the pull inside a `+NXT`."""
         self.prefix = prefix
-        self.required = False  # whether messages are to be acked
-        self.max_pending = 0  # messages that may await their acks at one time; 0: no bound
+        self.required: bool = False  # whether messages are to be acked
+        self.max_pending: int = 0  # messages that may await their acks at one time; 0: no bound
         self._services = services
         self._state = state
         self._writer = writer

@@ -72,13 +72,13 @@ class Consumer:
         """Without `state` it is a new one and begins where its configuration says. `settled` takes the messages that
         it needs no more; `expire` deletes it when it has not been used for long enough."""
         self.name = name
-        self.config = config
+        self.config: ConsumerConfig = config
         self.created = created
-        self.stream_name = stream.name
-        self.state = state if state is not None else DeliveryState(1)
+        self.stream_name: str = stream.name
+        self.state: DeliveryState = state if state is not None else DeliveryState(1)
         self.state.last_active = created
-        self.advisories = ConsumerAdvisories(services, stream.name, name)
-        self.writer = StateWriter(commit, stream.log, name, self.state)
+        self.advisories: ConsumerAdvisories = ConsumerAdvisories(services, stream.name, name)
+        self.writer: StateWriter = StateWriter(commit, stream.log, name, self.state)
         self.services = services
         self._stream = stream
         self._log = stream.log
@@ -93,7 +93,7 @@ class Consumer:
             settled=settled,
             next_request=lambda reply, payload, now: self.delivery.next_request(reply, payload, now),
         )
-        self.cursor = Cursor(
+        self.cursor: Cursor = Cursor(
             stream.log,
             self.state,
             self.writer,
@@ -118,8 +118,9 @@ class Consumer:
         self._has_begun = False
         self._search: StartSearch | None = None
         self._missed: list[tuple[Changes, Mapping[str, int]]] = []  # commits since it began
-        self.ack = self._acks.receive  # not by a method of its own: a call less for every ack
-        self.flow = self.delivery.flow
+        # Not by a method of its own: a call less for every ack.
+        self.ack: Callable[[list[str], int, str, bytes, int], bool] = self._acks.receive
+        self.flow: Callable[[str, int], None] = self.delivery.flow
 
     # Configuration.
 

@@ -50,9 +50,9 @@ class Cursor:
         """`started`: the state is that of a consumer that had begun before. `settled` tells the stream's retention
         which messages this consumer needs no more."""
         self.state = state
-        self.filters = Filters(())
-        self.left = 0  # messages of the filters from `state.next_seq` on
-        self.started = started
+        self.filters: Filters = Filters(())
+        self.left: int = 0  # messages of the filters from `state.next_seq` on
+        self.started: bool = started
         self._log = log
         self._writer = writer
         self._acks = acks
@@ -60,12 +60,12 @@ class Cursor:
         # For `deliver_policy` new: what was published before the request, in the same turn even, is not new.
         # It is stored with the configuration: where the consumer begins is durable only some time after it was
         # acknowledged, and a server that crashed before finds its beginning again by this.
-        self.after = after if after is not None else log.state.last_seq
+        self.after: int = after if after is not None else log.state.last_seq
         self._as_of = as_of
         self._min_last_seq = 0
         self._is_reached = False
-        self.stopped_at = 0  # the damaged message that it stands in front of
-        self.is_looking = False  # the last scan ended before the end of the log, and found nothing
+        self.stopped_at: int = 0  # the damaged message that it stands in front of
+        self.is_looking: bool = False  # the last scan ended before the end of the log, and found nothing
         self._looked_to = 0  # before it nothing is left to deliver
 
     def configure(self, config: ConsumerConfig) -> None:

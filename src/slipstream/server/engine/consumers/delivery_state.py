@@ -31,12 +31,13 @@ class DeliveryState:
 
     def __init__(self, start: int) -> None:
         """`start` is the first stream sequence of interest."""
-        self.next_seq = start  # where the search for the next new message begins
-        self.dseq = 0  # the consumer sequence that was assigned last
-        self.delivered = start - 1  # the highest stream sequence delivered
-        self.floor_dseq = 0
-        self.floor_seq = start - 1
-        self.last_delivery = self.last_ack = 0  # when
+        self.next_seq: int = start  # where the search for the next new message begins
+        self.dseq: int = 0  # the consumer sequence that was assigned last
+        self.delivered: int = start - 1  # the highest stream sequence delivered
+        self.floor_dseq: int = 0
+        self.floor_seq: int = start - 1
+        self.last_delivery: int = 0  # when
+        self.last_ack: int = 0  # when
         self.last_active = 0  # when it was used last, in any way; not kept
         self.pending: dict[int, Pending] = {}
         self.counts: dict[int, int] = {}

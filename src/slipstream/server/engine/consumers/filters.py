@@ -24,8 +24,8 @@ class Filters:
 
     def __init__(self, patterns: tuple[str, ...]) -> None:
         """No pattern, or `>`, covers everything."""
-        self.patterns = () if ">" in patterns else patterns
-        self.set = SubjectSet(self.patterns)
+        self.patterns: tuple[str, ...] = () if ">" in patterns else patterns
+        self.set: SubjectSet = SubjectSet(self.patterns)
         self._literals = self.set.literals
         self._known: dict[str, bool] = {}
 

@@ -28,8 +28,8 @@ class DeliveryJob:
     def __init__(
         self, services: Services, advisories: ConsumerAdvisories, deliver: Callable[[int], tuple[Progress, int]]
     ) -> None:
-        self.live = False  # whether the consumer is durable and may deliver
-        self.stopped = False
+        self.live: bool = False  # whether the consumer is durable and may deliver
+        self.stopped: bool = False
         self._services = services
         self._advisories = advisories
         self._deliver = deliver

@@ -32,7 +32,7 @@ class Outbound:
         self._services = services
         self._recipients: dict[str, Recipient] = {}
         self._queues: dict[Session, OutboundQueue] = {}
-        self.congested = False  # one of them does not keep up
+        self.congested: bool = False  # one of them does not keep up
 
     def to(self, subject: str) -> Recipient:
         """The subscribers of a subject."""
@@ -72,10 +72,12 @@ class Recipient:
     __slots__ = ("_lead", "_queue", "_services", "_sub", "congested", "reachable", "to")
 
     def __init__(self, services: Services, to: str, sub: ClientSub | None, queue: OutboundQueue | None) -> None:
-        self.to = to
+        self.to: str = to
         self._services = services
         self._sub, self._queue = sub, queue
         self._lead = ""
+        self.reachable: bool
+        self.congested: bool
         if sub is not None:
             self.reachable, self.congested = True, sub.session.congested
             self._lead = f" {sub.sid.decode()} "

@@ -49,7 +49,7 @@ class PushDelivery:
         idle: IdleTimer,
         config: ConsumerConfig,
     ) -> None:
-        self.bound = False  # whether the deliver subject has a subscriber
+        self.bound: bool = False  # whether the deliver subject has a subscriber
         self._services = services
         self._stream = stream
         self._cursor = cursor

@@ -46,7 +46,7 @@ class Consumers:
         self._commit = LazyCommit(services, stream.journal)
         self._cursors: dict[str, Cursor] = {}  # those of `items`
         self._claimed = SubjectIndex()  # of a work queue: which consumer gets which messages
-        self.retention = InterestRetention(services, stream, self._commit, self._cursors)
+        self.retention: InterestRetention = InterestRetention(services, stream, self._commit, self._cursors)
 
     def __len__(self) -> int:
         return len(self.items)

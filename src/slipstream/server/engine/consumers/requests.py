@@ -71,17 +71,17 @@ class Request:
 
     def __init__(self, reply: str, body: PullBody, *, grouped: bool, now: int) -> None:
         """`grouped`: its body is JSON, which may name a priority group."""
-        self.reply = reply
-        self.body = body
-        self.grouped = grouped
-        self.batch = max(body.batch, 1)
-        self.max_bytes = max(body.max_bytes, 0)  # 0: no bound
+        self.reply: str = reply
+        self.body: PullBody = body
+        self.grouped: bool = grouped
+        self.batch: Number = max(body.batch, 1)
+        self.max_bytes: Number = max(body.max_bytes, 0)  # 0: no bound
         # A request with `no_wait` is answered at once, whatever it says of its end. Its end counts where it has to wait
         # all the same: for acks of other messages, or for the requests before it.
-        self.expires = now + body.expires if body.expires > 0 else 0
-        self.is_over = False
-        self.heartbeat = max(body.idle_heartbeat, MIN_HEARTBEAT) if body.idle_heartbeat > 0 else 0
-        self.beat = now + self.heartbeat if self.heartbeat else 0  # when the next one is due
+        self.expires: int = now + body.expires if body.expires > 0 else 0
+        self.is_over: bool = False
+        self.heartbeat: Number = max(body.idle_heartbeat, MIN_HEARTBEAT) if body.idle_heartbeat > 0 else 0
+        self.beat: int = now + self.heartbeat if self.heartbeat else 0  # when the next one is due
 
     @property
     def due(self) -> int:
@@ -158,7 +158,7 @@ class RequestQueue:
 
     def __init__(self) -> None:
         self.prioritized = False
-        self.wanted = 0  # messages, by all of them
+        self.wanted: int = 0  # messages, by all of them
         self._count = 0
         self._items: deque[Request] = deque()  # some have ended; the first one has not
         self._due: list[tuple[int, int, Request]] = []  # a heap; its times may be too early

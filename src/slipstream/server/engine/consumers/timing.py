@@ -41,7 +41,7 @@ class IdleTimer:
 
     def __init__(self, timers: Timers, *, used_until: Callable[[int], int | None], expire: Callable[[], None]) -> None:
         """`used_until` says when the consumer was in use last; None: it is, and arms the timer when that ends."""
-        self.threshold = 0
+        self.threshold: int = 0
         self._timers = timers
         self._used_until = used_until
         self._expire = expire

@@ -22,7 +22,7 @@ class Output:
 
     def __init__(self) -> None:
         self.dirty: list[Session] = []  # sessions with output, or to be closed
-        self.queued = 0  # bytes since the last `take`, without the open tranche of each session
+        self.queued: int = 0  # bytes since the last `take`, without the open tranche of each session
         self.relieve: Callable[[], object] = _nothing  # set by the driver
 
     def add(self, size: int) -> None:

@@ -68,7 +68,8 @@ class AccountRouter:
         self._inboxes: dict[str, ClientSub | None] = {}  # `a.b` -> the only subscriber of every `a.b.<token>`, if any
         self._literals: dict[str, int] = {}  # `a.b` -> number of subscriptions on literal subjects `a.b.<token>`
         self._inner_wildcards: dict[str, int] = {}  # patterns such as `a.*.c` -> number of subscriptions
-        self.inserts = self.removes = 0
+        self.inserts: int = 0
+        self.removes: int = 0
         self.defer: Callable[[Job, Hashable], None] = _run_at_once  # the account starts it as a job
         self._random = random
         self._output = output

@@ -74,46 +74,57 @@ class Session:
         peer: PeerAddress = NO_ADDRESS,
         now: int = 0,
     ) -> None:
-        self.cid = cid
-        self.listener, self.peer = listener, peer
-        self.started = self.active = now
-        self.stopped = 0
-        self.state = SessionState.GREETED
-        self.closed = False
+        self.cid: int = cid
+        self.listener: Listener = listener
+        self.peer: PeerAddress = peer
+        self.started: int = now
+        self.active: int = now
+        self.stopped: int = 0
+        self.state: SessionState = SessionState.GREETED
+        self.closed: bool = False
         # What nats-server assumes of a client before its CONNECT.
-        self.verbose = self.pedantic = self.echo = True
-        self.headers = self.no_responders = False
+        self.verbose: bool = True
+        self.pedantic: bool = True
+        self.echo: bool = True
+        self.headers: bool = False
+        self.no_responders: bool = False
         self.subs: dict[bytes, ClientSub] = {}
         self.out: list[bytes] = []
         # Bytes that may still be queued before it counts as a slow consumer: of the open tranche, and beyond it.
-        self.out_capacity = self.out_reserve = 0
+        self.out_capacity: int = 0
+        self.out_reserve: int = 0
         self.set_capacity(out_capacity)
-        self.congested = False  # the driver's own buffer is full: batch jobs wait
-        self.pings_out = 0
+        self.congested: bool = False  # the driver's own buffer is full: batch jobs wait
+        self.pings_out: int = 0
         self.timer: Timer | None = None
         self.expiry: Timer | None = None  # when its credentials expire
-        self.protocol = 0  # 1: it accepts INFO at any time
-        self.nonce = ""  # what it was asked to sign
+        self.protocol: int = 0  # 1: it accepts INFO at any time
+        self.nonce: str = ""  # what it was asked to sign
         self.identity: Identity | None = None  # once it is authenticated
         self.grant: Grant | None = None  # None: everything is permitted
-        self.account = ""  # empty until it is authenticated: it then uses the default account's router
-        self.max_payload = -1  # of its own, below the server's; -1 is none
-        self.max_subs = -1
+        self.account: str = ""  # empty until it is authenticated: it then uses the default account's router
+        self.max_payload: int = -1  # of its own, below the server's; -1 is none
+        self.max_subs: int = -1
         self.certificate: Certificate | None = None
-        self.tls = ("", "")  # version and cipher
+        self.tls: tuple[str, str] = ("", "")  # version and cipher
         self.pending: tuple[ConnectOptions, Identity | None] | None = None  # its secret is being checked elsewhere
         self.held: list[Event] = []  # what it sent in the meantime
-        self.held_back = False  # what it sends waits for its turn, in `held`: see `engine.jobs`
-        self.searches = 0  # of its requests, those that are on their way and that its input waits for
-        self.info_sent = False  # the INFO that names its account
-        self.reason = ""  # why it was closed
+        self.held_back: bool = False  # what it sends waits for its turn, in `held`: see `engine.jobs`
+        self.searches: int = 0  # of its requests, those that are on their way and that its input waits for
+        self.info_sent: bool = False  # the INFO that names its account
+        self.reason: str = ""  # why it was closed
         # Statistics.
-        self.name = self.lang = self.version = ""
-        self.by_default = False  # it showed no credentials, and is the configured default user
-        self.user = ""  # the name that it authenticated with, or tried to; a token is not shown
-        self.in_msgs = self.in_bytes = self.out_bytes = 0
-        self.past_msgs = 0  # delivered to subscriptions that have ended
-        self.pinged = self.rtt = 0  # ns
+        self.name: str = ""
+        self.lang: str = ""
+        self.version: str = ""
+        self.by_default: bool = False  # it showed no credentials, and is the configured default user
+        self.user: str = ""  # the name that it authenticated with, or tried to; a token is not shown
+        self.in_msgs: int = 0
+        self.in_bytes: int = 0
+        self.out_bytes: int = 0
+        self.past_msgs: int = 0  # delivered to subscriptions that have ended
+        self.pinged: int = 0  # ns
+        self.rtt: int = 0  # ns
 
     def describe(self, options: ConnectOptions) -> None:
         """Keep what the client says about itself, for monitoring, whether or not it is accepted."""
@@ -183,12 +194,12 @@ class ClientSub:
     __slots__ = ("delivered", "max_msgs", "queue", "session", "sid", "subject")
 
     def __init__(self, session: Session, subject: str, queue: str, sid: bytes) -> None:
-        self.session = session
-        self.subject = subject
-        self.queue = queue
-        self.sid = sid
-        self.delivered = 0
-        self.max_msgs = 0  # 0: no limit
+        self.session: Session = session
+        self.subject: str = subject
+        self.queue: str = queue
+        self.sid: bytes = sid
+        self.delivered: int = 0
+        self.max_msgs: int = 0  # 0: no limit
 
 
 class GuardedSub(ClientSub):
@@ -199,7 +210,7 @@ class GuardedSub(ClientSub):
 
     def __init__(self, session: Session, subject: str, queue: str, sid: bytes, grant: Grant) -> None:
         super().__init__(session, subject, queue, sid)
-        self.grant = grant
+        self.grant: Grant = grant
 
     def admits(self, subject: str) -> bool:
         return not self.grant.rules.denies(subject, self.queue)

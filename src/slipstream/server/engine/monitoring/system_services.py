@@ -68,7 +68,7 @@ class SystemServices:
         self._engine, self._process, self._reload = engine, process, reload
         self._server = ServerIdentity(engine)
         self._statistics = AccountStatistics(engine)
-        self.events = SystemEvents(engine, self._server, self._statistics, self._statsz)
+        self.events: SystemEvents = SystemEvents(engine, self._server, self._statistics, self._statsz)
         self._by_server: dict[str, Callable[[Body, int], Any]] = {
             "VARZ": lambda _, __: process.varz(),
             "CONNZ": lambda body, now: whole(endpoints.connz(engine, now, _connz_query(body))),

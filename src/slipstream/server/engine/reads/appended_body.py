@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -14,4 +15,4 @@ class AppendedBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     as_of: bool | None = None
 
 
-decode_appended = msgspec.json.Decoder(AppendedBody).decode
+decode_appended: Callable[[bytes], AppendedBody] = msgspec.json.Decoder(AppendedBody).decode

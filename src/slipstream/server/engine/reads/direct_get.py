@@ -69,8 +69,13 @@ class ReadCounts:
     __slots__ = ("batch", "last", "redirected", "rejected", "single", "waited")
 
     def __init__(self) -> None:
-        self.single = self.batch = self.last = 0  # answered: one message, a batch, the last ones of many subjects
-        self.waited = self.rejected = self.redirected = 0
+        # Answered: one message, a batch, the last ones of many subjects.
+        self.single: int = 0
+        self.batch: int = 0
+        self.last: int = 0
+        self.waited: int = 0
+        self.rejected: int = 0
+        self.redirected: int = 0
 
 
 class ReplicaPeer:
@@ -88,14 +93,14 @@ class ReplicaPeer:
         self.seen = 0  # the upstream was read up to here, whatever a filter left out
         self.gap_until = 0  # it speaks for nothing before it gets there
         self.is_true_copy = False  # it may speak for its upstream
-        self.reads = ReadCounts()
+        self.reads: ReadCounts = ReadCounts()
         self._services = services
         self._is_compat = services.compat
         self._cut = len(PREFIX) + len(name)
         self._load = services.jobs.load
         self._waiting: list[WaitingRead] = []
         self._is_stopped = False  # the stream was deleted
-        self.lines = f"Nats-Stream: {name}\r\nNats-Subject: "
+        self.lines: str = f"Nats-Stream: {name}\r\nNats-Subject: "
 
     def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:  # noqa: ARG002
         """Answer a Direct Get; `subject` may have the wanted subject appended."""

@@ -49,7 +49,7 @@ class FrozenLog:
     """All committed messages, with the statistics of that moment."""
 
     def __init__(self, log: LogView) -> None:
-        self.committed = log.committed
+        self.committed: LogState = log.committed
         self._records: dict[int, Record | None] = {}  # None: damaged already in the log it was taken from
         self._by_subject: dict[str, list[int]] = {}
         for record in records_of(log):

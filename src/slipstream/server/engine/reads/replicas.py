@@ -23,9 +23,9 @@ class Replicas:
     """The peers of one stream, in the order in which they were added."""
 
     def __init__(self, services: Services, stream: str, log: StreamLog, *, now: int) -> None:
-        self.leader = ReplicaPeer(services, stream, log, peer=services.leader_name, created=now)
+        self.leader: ReplicaPeer = ReplicaPeer(services, stream, log, peer=services.leader_name, created=now)
         self.peers: tuple[ReplicaPeer, ...] = (self.leader,)
-        self.mirrors = False  # the peers of a mirror never redirect
+        self.mirrors: bool = False  # the peers of a mirror never redirect
         self._services, self._stream, self._log = services, stream, log
         self._made = 1
         self._created = self._leading_since = now

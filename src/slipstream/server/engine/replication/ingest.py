@@ -111,22 +111,24 @@ class Ingest:
     def __init__(self, services: IngestServices, stream: Stream, source: StreamSource) -> None:
         self.source = source
         self.stream = stream
-        self.account = services.name
-        self.paused = ""  # by a fault command: `HELD` or `CUT`
+        self.account: str = services.name
+        self.paused: str = ""  # by a fault command: `HELD` or `CUT`
         transforms = source.subject_transforms
-        self.filters = tuple(t.src or ">" for t in transforms) or (source.filter_subject or ">",)
-        self.is_filtered = any(pattern != ">" for pattern in self.filters)
-        self.mappings = {t.src or ">": SubjectMapping(t.src, t.dest) for t in transforms}  # by their filters
+        self.filters: tuple[str, ...] = tuple(t.src or ">" for t in transforms) or (source.filter_subject or ">",)
+        self.is_filtered: bool = any(pattern != ">" for pattern in self.filters)
+        self.mappings: dict[str, SubjectMapping] = {
+            t.src or ">": SubjectMapping(t.src, t.dest) for t in transforms
+        }  # by their filters
         self._set = SubjectSet(self.filters)
         self._order = {pattern: at for at, pattern in enumerate(self.filters)}
         own = f"$JS.{services.domain}.API" if services.domain else API_PREFIX
-        self.is_remote = source.external is not None and source.external.api != own
+        self.is_remote: bool = source.external is not None and source.external.api != own
         self._services = services
         self._busy = self._stopped = False
         self._last = 0  # the upstream's last sequence, at the last contact
         self._contact = 0  # when that was; 0: never
         self._error: ApiError | None = None
-        self.next_seq = self.first_wanted()
+        self.next_seq: int = self.first_wanted()
 
     # What mirrors and sources implement.
 

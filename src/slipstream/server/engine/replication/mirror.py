@@ -48,7 +48,7 @@ class Mirror(Ingest):
     def __init__(self, services: IngestServices, stream: Stream, source: StreamSource) -> None:
         self._stored = self._seen = 0
         self._expected = 1  # the sequence that follows without a gap
-        self.was_caught_up = False
+        self.was_caught_up: bool = False
         self._theirs: StreamConfig | None = None  # the upstream's configuration, when it was last known
         self._ours = stream.config  # this stream's at that time
         self._difference = Difference(drops=False, keeps=False)

@@ -27,7 +27,8 @@ class SourceIngest(Ingest):
         return source_key(self.source)
 
     def first_wanted(self) -> int:
-        position, self.identity = self.stream.positions.get(self.key, (-1, ""))
+        position, identity = self.stream.positions.get(self.key, (-1, ""))
+        self.identity: str = identity
         if position >= 0:
             return position + 1
         by_time = self.source.opt_start_time is not None and not self.source.opt_start_seq
@@ -61,7 +62,7 @@ class SourceIngest(Ingest):
         if self.identity and self.identity != identity:  # deleted and recreated: from its beginning
             # Unless that was lost with a group of its store, and the one that was read before is back.
             position, known = self.stream.positions.get(self.key, (-1, ""))
-            self.next_seq = position + 1 if known == identity else 1
+            self.next_seq: int = position + 1 if known == identity else 1
         self.identity = identity
 
 

@@ -39,7 +39,7 @@ class BatchUsage:
 
     def __init__(self, budget: int = -1) -> None:
         """`budget`: bytes that may wait in memory for all clients; -1 for no such limit."""
-        self.limit = budget // 2 if budget >= 0 else MAX_WAITING_BYTES
+        self.limit: int = budget // 2 if budget >= 0 else MAX_WAITING_BYTES
         self.batches = 0
         self.bytes = 0
         self.fast = 0  # fast batches, which stage nothing
@@ -52,7 +52,7 @@ class AtomicBatch:
 
     def __init__(self) -> None:
         self.messages: list[Staged] = []
-        self.bytes = 0
+        self.bytes: int = 0
         self.timer: Timer | None = None
 
 

@@ -82,13 +82,14 @@ class FastBatch:
     __slots__ = ("deadline", "every", "flow", "gaps", "last", "reported", "seq", "settled", "timer")
 
     def __init__(self, part: Part) -> None:
-        self.flow, self.gaps = part.flow, part.gaps
-        self.every = 1
-        self.last = 0
-        self.settled = 0  # stored, or a duplicate
-        self.reported = 0
-        self.seq = 0
-        self.deadline = 0
+        self.flow: int = part.flow
+        self.gaps: bool = part.gaps
+        self.every: int = 1
+        self.last: int = 0
+        self.settled: int = 0  # stored, or a duplicate
+        self.reported: int = 0
+        self.seq: int = 0
+        self.deadline: int = 0
         self.timer: Timer | None = None
 
 

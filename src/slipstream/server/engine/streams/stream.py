@@ -17,8 +17,9 @@ from slipstream.api.times import nanoseconds
 from slipstream.errors import ApiError, CorruptRecordError, ErrorCode, StoreError, StreamStoreFailedError
 from slipstream.server.engine.api.requests import error_body
 from slipstream.server.engine.consumers.registry import Consumers
+from slipstream.server.engine.core.routing import AccountRouter
 from slipstream.server.engine.journal import Journal
-from slipstream.server.engine.ports import Record, expires_at
+from slipstream.server.engine.ports import Record, StreamLog, expires_at
 from slipstream.server.engine.reads.replicas import Replicas
 from slipstream.server.engine.replication.fidelity import Fidelity, sweeps
 from slipstream.server.engine.services import Services, UpstreamState
@@ -51,21 +52,21 @@ class Stream:
         self, services: Services, journal: Journal, config: StreamConfig, *, key: str, created: int, now: int
     ) -> None:
         """`key` is its name in the store."""
-        self.name = config.name
+        self.name: str = config.name
         self.key = key
-        self.reply_port = services.router
+        self.reply_port: AccountRouter = services.router
         self.created = created
         self.journal = journal
-        self.log = journal.store.log(key)
+        self.log: StreamLog = journal.store.log(key)
         self._size_of = journal.store.size_of
-        self.replicas = Replicas(services, self.name, self.log, now=created)
+        self.replicas: Replicas = Replicas(services, self.name, self.log, now=created)
         self._services = services
         self.positions: dict[str, tuple[int, str]] = {}
         self.fidelity: Fidelity | None = None
-        self.is_gone = False  # it was deleted, and that is durable
-        self.is_stopped = False  # it was deleted, or lost with the group that made it
+        self.is_gone: bool = False  # it was deleted, and that is durable
+        self.is_stopped: bool = False  # it was deleted, or lost with the group that made it
         self.ingests: tuple[UpstreamState, ...] = ()
-        self.trimming = False
+        self.trimming: bool = False
         self._subject_trim: SubjectTrim | None = None
         self.downstream: dict[UpstreamState, None] = {}  # ingests of other streams from this one
         self.snapshots: dict[SnapshotWriter, None] = {}  # on their way
@@ -75,14 +76,14 @@ class Stream:
         self._tail = f'"stream":{quoted},"seq":0}}'.encode()
         self._ack_head = f'{{"stream":{quoted}{domain},"seq":'
         self._ack_size = len(self._ack_head.encode()) + 1
-        self.duplicates = DuplicateWindow(0)
-        self.time = StreamTime()
-        self.expiry = Expiry(services, self.log, self._mark, self.time)
-        self.schedules = schedules.Schedules(services, self.log, self._publish_scheduled)
+        self.duplicates: DuplicateWindow = DuplicateWindow(0)
+        self.time: StreamTime = StreamTime()
+        self.expiry: Expiry = Expiry(services, self.log, self._mark, self.time)
+        self.schedules: schedules.Schedules = schedules.Schedules(services, self.log, self._publish_scheduled)
         self._counters = Counters(self.log)
         self._batches = AtomicBatches(services.timers, services.batch_usage, self._abandoned)
         self._fast = fast_batches.FastBatches(services.timers, services.batch_usage, self)
-        self.consumers = Consumers(services, self)
+        self.consumers: Consumers = Consumers(services, self)
         self.configure(config)
         self.restore(now)
 
@@ -115,7 +116,7 @@ class Stream:
         self._needs_checks = bool(
             config.sealed or config.discard == Discard.NEW or config.allow_msg_counter or transform or again
         ) or (config.allow_msg_schedules or self._services.is_bounded(config.storage))
-        self.acks = not config.no_ack
+        self.acks: bool = not config.no_ack
         self._by_interest = config.retention == Retention.INTEREST
         self.duplicates.window = nanoseconds(config.duplicate_window)
 
@@ -145,7 +146,7 @@ class Stream:
             self.time.begin(self._clock, now)
         self._clock = max(self._clock, self.time.caught_up)
         # The last message that removed others than the older ones of its subject; which one it was is not stored.
-        self.last_sweep = self.log.state.last_seq if sweeps(self.config) else 0
+        self.last_sweep: int = self.log.state.last_seq if sweeps(self.config) else 0
         self._counters.forget()
         self._batches.stop()
         self._fast.stop()

@@ -21,7 +21,7 @@ class StreamTime:
 
     def __init__(self) -> None:
         self._clock = self._stream = 0  # the same moment in both, when the stream was loaded
-        self.caught_up = 0  # from when on both are the same
+        self.caught_up: int = 0  # from when on both are the same
 
     def begin(self, last: int, now: int) -> None:
         """A stream with its last message at `last` was loaded."""

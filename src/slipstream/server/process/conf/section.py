@@ -24,7 +24,7 @@ class Section:
         """`what` names it in errors; `unsupported` has the reason for each key of nats-server that is rejected."""
         if not isinstance(value.data, dict):
             raise wrong(value, what, "a map")
-        self.position = value.position
+        self.position: Position = value.position
         self._what = what
         self._map: Map = {key.lower(): entry for key, entry in value.data.items()}
         self._all = list(value.data.values())

@@ -146,8 +146,9 @@ class Pin:
 
     def __init__(self, env: Environment) -> None:
         self._env = env
-        self.read, self.epoch = env.read, env.epoch
-        self.users = 0
+        self.read: lmdb.Transaction[bytes] | _Forked = env.read
+        self.epoch: int = env.epoch
+        self.users: int = 0
         self.bases: dict[int, Base] = {}  # of the streams that are read, as of that moment; by their ids
 
     def __getattr__(self, name: str) -> object:
@@ -175,9 +176,9 @@ class Tally:
     __slots__ = ("control", "expiries", "subjects")
 
     def __init__(self, control: int = 0, subjects: int = 0, expiries: int = 0) -> None:
-        self.control = control
-        self.subjects = subjects
-        self.expiries = expiries
+        self.control: int = control
+        self.subjects: int = subjects
+        self.expiries: int = expiries
 
     def stamp(self, transaction: int) -> bytes:
         return seal(
@@ -189,16 +190,16 @@ class Environment:
     """The open environment. `read` is the snapshot of the last finished group."""
 
     def __init__(self, path: str | os.PathLike[str], *, map_size: int, step: int) -> None:
-        self.path = Path(path)
+        self.path: Path = Path(path)
         self.step = step  # units of work in one step of a job
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = self._take_lock()
         except OSError as exc:
             raise StoreError(f"the directory of the store, {self.path}, cannot be used: {exc}") from exc
-        self.pid = os.getpid()
+        self.pid: int = os.getpid()
         try:
-            self.found = self._check_pages()
+            self.found: list[Damage] = self._check_pages()
             with translated("opening the store", self.path):
                 self._open(map_size)
         except BaseException:
@@ -207,7 +208,7 @@ class Environment:
         _environments.add(self)
 
     def _open(self, map_size: int) -> None:
-        self.handle = lmdb.open(
+        self.handle: lmdb.Environment = lmdb.open(
             str(self.path),
             map_size=map_size,
             max_dbs=8,
@@ -219,11 +220,11 @@ class Environment:
             sync=True,
         )
         with self.handle.begin(write=True) as made:  # all of them or none
-            self.messages = self.handle.open_db(b"messages", made)  # stream id, sequence -> message
-            self.index = self.handle.open_db(b"index", made)  # stream id, segment, subject -> offsets
-            self.subjects = self.handle.open_db(b"subjects", made)  # stream id, subject -> row
-            self.control = self.handle.open_db(b"control", made)
-            self.expiries = self.handle.open_db(b"expiries", made)  # stream id, moment, sequence -> nothing
+            self.messages: Table = self.handle.open_db(b"messages", made)  # stream id, sequence -> message
+            self.index: Table = self.handle.open_db(b"index", made)  # stream id, segment, subject -> offsets
+            self.subjects: Table = self.handle.open_db(b"subjects", made)  # stream id, subject -> row
+            self.control: Table = self.handle.open_db(b"control", made)
+            self.expiries: Table = self.handle.open_db(b"expiries", made)  # stream id, moment, sequence -> nothing
         self._mark_made()
         for directory in (self.path, self.path.parent):  # LMDB syncs its file, not the file's name
             fd = os.open(directory, os.O_RDONLY)
@@ -231,16 +232,16 @@ class Environment:
                 os.fsync(fd)
             finally:
                 os.close(fd)
-        self.read = self.handle.begin(db=self.messages)
-        self.epoch = 0  # how often the snapshot moved
+        self.read: lmdb.Transaction[bytes] = self.handle.begin(db=self.messages)
+        self.epoch: int = 0  # how often the snapshot moved
         self._pins: dict[int, Pin] = {}  # snapshots that are in use, by their epochs
         self.transaction: lmdb.Transaction[bytes] | None = None  # of the group that is being written
-        self.journal_next = 0  # number of the next journal record
+        self.journal_next: int = 0  # number of the next journal record
         self.flushed: list[tuple[Base, list[str]]] = []  # rows that the group wrote to the table of subjects
-        self.tally = Tally()  # with the transaction under way
-        self.committed_tally = Tally()
-        self.corrupt_records = 0
-        self.named_records = 0  # those of them that are listed below, or were until they were removed
+        self.tally: Tally = Tally()  # with the transaction under way
+        self.committed_tally: Tally = Tally()
+        self.corrupt_records: int = 0
+        self.named_records: int = 0  # those of them that are listed below, or were until they were removed
         self.losses: dict[tuple[str, int, int], int] = {}  # stream, first and last sequence -> messages missing there
         self.damaged: dict[tuple[str, int], None] = {}  # messages that did not match their checksums
         self.faults: dict[str, None] = {}  # what the scrubber found beside messages, in words
@@ -302,7 +303,7 @@ class Environment:
             os.close(fd)
             raise StoreError(f"the store in {self.path} is in use by process {owner}") from None
         # It says who has the store, and nothing after an orderly end.
-        self.was_killed = os.fstat(fd).st_size > 0
+        self.was_killed: bool = os.fstat(fd).st_size > 0
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         return fd

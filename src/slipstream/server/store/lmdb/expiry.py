@@ -6,7 +6,7 @@ A key is a hint: before a message expires its header is read again, so a stale o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import merge
 from struct import Struct
 
@@ -19,7 +19,7 @@ from slipstream.server.store.lmdb.view import View
 _KEY = Struct(">IQQ")
 _head = HEAD.unpack_from
 
-moment_key = _KEY.pack
+moment_key: Callable[[int, int, int], bytes] = _KEY.pack
 
 
 def moment_of(value: bytes) -> int:

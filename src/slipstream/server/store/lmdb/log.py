@@ -53,9 +53,9 @@ class WriteContext:
 
     def __init__(self, tuning: Tuning) -> None:
         self.tuning = tuning
-        self.open = LmdbGroup()
+        self.open: LmdbGroup = LmdbGroup()
         self.sweeping: dict[LmdbLog, None] = {}  # logs with purged messages that are still on the disk
-        self.next_sid = 1
+        self.next_sid: int = 1
 
     def new_sid(self) -> int:
         """An id that no stream has had."""
@@ -78,14 +78,14 @@ class LmdbLog(LogReader):
         super().__init__(env, name, base, context.tuning)
         self._context = context
         self._changes: ChangeLog | None = None
-        self.committed_config = config
+        self.committed_config: bytes = config
         self._committed_kept = dict(kept)
         self.reset()
 
     def reset(self) -> None:
         """Make the writer's view that of the last commit."""
         base = self._base
-        self.config = self.committed_config
+        self.config: bytes = self.committed_config
         self._kept = dict(self._committed_kept)
         if self._changes is not None:
             self._changes.abandon()

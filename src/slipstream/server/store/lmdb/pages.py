@@ -91,11 +91,11 @@ class PageFile:
         self._lenient = lenient
         self._moved: dict[int, list[int]] | None = None
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.size = os.fstat(self._fd).st_size
+        self.size: int = os.fstat(self._fd).st_size
         self.damage: list[Damage] = []
         self.meta = self._read_meta()
-        self.page_size = self.meta.page_size if self.meta is not None else 4096
-        self.pages = self.size // self.page_size
+        self.page_size: int = self.meta.page_size if self.meta is not None else 4096
+        self.pages: int = self.size // self.page_size
         self._seen = bytearray(self.pages + 1 if walks else 0)  # pages of trees that were walked
 
     def close(self) -> None:

@@ -98,8 +98,8 @@ class Block:
     __slots__ = ("damaged", "found", "freed", "maybe", "total")
 
     def __init__(self) -> None:
-        self.found = 0  # sum of the sound messages
-        self.total = 0  # the same with those that fail their checksums
+        self.found: int = 0  # sum of the sound messages
+        self.total: int = 0  # the same with those that fail their checksums
         self.damaged: list[int] = []
         self.freed: list[tuple[int, int]] = []  # sequences and shares of those on pages that may be free
         self.maybe: list[tuple[int, str]] = []  # sequences and subjects, while it is not known that they are all
@@ -142,7 +142,7 @@ class Survey:
     """What a store has, and what it lacks."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path: Path = Path(path)
         self.problems: list[str] = []  # in words
         self.losses: list[Loss] = []
         self.streams: dict[int, Stream] = {}
@@ -214,8 +214,8 @@ class Survey:
             self._add_older(found)
         if META not in found:
             raise StoreError(f"the store in {self.path} cannot be read: its own record is lost")
-        _, self.segment, _ = META_RECORD.unpack(found[META][:-4])
-        self.block = block_size(self.segment)
+        self.segment: int = META_RECORD.unpack(found[META][:-4])[1]
+        self.block: int = block_size(self.segment)
         for key, value in found.items():
             if key[:1] == STREAM and len(key) == 5:
                 self._add_stream(int.from_bytes(key[1:], "big"), value, found)

@@ -64,7 +64,7 @@ class Scrubber:
         self._broken: list[Damage] = []  # pages that this round could not read
         self._total, self._total_of = 0, -1  # of the table, if all of it is of one transaction
         self._meta_failures = 0  # in a row: one may have been read while it was written
-        self.rounds = 0
+        self.rounds: int = 0
 
     def begin(self) -> bool:
         """Keep what the next slice reads; False if that must wait."""

@@ -66,9 +66,9 @@ class MutableRow:
     __slots__ = ("count", "first", "last", "seqs")
 
     def __init__(self, count: int, first: int, last: int) -> None:
-        self.count = count
-        self.first = first
-        self.last = last
+        self.count: int = count
+        self.first: int = first
+        self.last: int = last
         self.seqs: list[int] = []  # added by the open group in the current segment
 
 
@@ -78,9 +78,9 @@ class Segment:
     __slots__ = ("bytes", "count", "sums")
 
     def __init__(self, count: int, size: int, sums: Iterable[int]) -> None:
-        self.count = count
-        self.bytes = size
-        self.sums = list(sums)
+        self.count: int = count
+        self.bytes: int = size
+        self.sums: list[int] = list(sums)
 
     def subtract(self, block: int, seq: int, value: bytes) -> None:
         """Take a message out of the sum of its block. One that is damaged may claim more than all of them add up to."""
@@ -98,10 +98,10 @@ class Delta:
     )  # fmt: skip
 
     def __init__(self, sid: int, start: int, *, fresh: bool) -> None:
-        self.sid = sid
-        self.fresh = fresh  # begins with an empty log under a new id: nothing older is visible through it
-        self.start = start  # the first sequence that it can have added
-        self.end = start - 1
+        self.sid: int = sid
+        self.fresh: bool = fresh  # begins with an empty log under a new id: nothing older is visible through it
+        self.start: int = start  # the first sequence that it can have added
+        self.end: int = start - 1
         self.config: bytes | None = None  # if it is to be written
         self.kept: dict[str, bytes | None] = {}  # records to write, or to forget
         self.messages: dict[bytes, bytes] = {}
@@ -112,9 +112,9 @@ class Delta:
         self.segments: dict[int, Segment] = {}
         self.settled: set[int] = set()  # blocks that lacked messages, and whose sums were replaced
         self.tail: dict[int, dict[str, list[int]]] = {}
-        self.current = -1  # the segment that the `seqs` of the rows belong to
-        self.state = LogState()
-        self.swept = 1
+        self.current: int = -1  # the segment that the `seqs` of the rows belong to
+        self.state: LogState = LogState()
+        self.swept: int = 1
 
     def close_segment(self) -> None:
         """Move the sequences that were added from the rows to the tail."""
@@ -159,10 +159,10 @@ class Base:
         self.sid = sid
         self.name = name
         self.size = size  # of a segment
-        self.block = block_size(size)
-        self.per_segment = size // self.block
-        self.state = LogState()
-        self.swept = 1
+        self.block: int = block_size(size)
+        self.per_segment: int = size // self.block
+        self.state: LogState = LogState()
+        self.swept: int = 1
         self.dirty: dict[str, Row] = {}  # rows that the disk has not
         self.clean: dict[str, Row] = {}  # some that it has
         self.segments: dict[int, Segment] = {}  # those with messages, ascending
@@ -177,7 +177,7 @@ class Base:
         self.tail: Tail | None = {}  # None: to be read from the disk when it is wanted
         self.unindexed: set[int] = set()  # segments with messages and no index
         self.dead: set[int] = set()  # full segments without messages, whose index is still there
-        self.journaled = 0  # rows in the journal
+        self.journaled: int = 0  # rows in the journal
         self.flushing = False
         self.sealing: set[int] = set()
         self.dropping: set[int] = set()

@@ -104,7 +104,7 @@ class LmdbStore:
     ) -> None:
         if sync != "always":
             raise UsageError(f"sync must be 'always', got {sync!r}")
-        self.tuning = tuning or Tuning()
+        self.tuning: Tuning = tuning or Tuning()
         self.size_of = record_size
         if not 1 <= self.tuning.segment <= 65_536:
             raise UsageError(f"tuning.segment must be from 1 to 65536 sequences, got {self.tuning.segment}")

@@ -102,7 +102,7 @@ class View:
 
     def __init__(self, env: Environment, base: Base, deltas: tuple[Delta, ...], swept: int, first: int) -> None:
         self.env = env
-        self.epoch = env.epoch
+        self.epoch: int = env.epoch
         self.base = base
         self.deltas = deltas  # oldest first
         self.swept = swept

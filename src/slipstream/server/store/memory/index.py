@@ -19,8 +19,8 @@ class Seqs:
     __slots__ = ("items", "start")
 
     def __init__(self, items: list[int]) -> None:
-        self.items = items
-        self.start = 0  # before it: removed, not yet cut off
+        self.items: list[int] = items
+        self.start: int = 0  # before it: removed, not yet cut off
 
     def __len__(self) -> int:
         return len(self.items) - self.start
@@ -58,7 +58,7 @@ class MessageIndex:
     __slots__ = ("by_subject", "messages", "ordered")
 
     def __init__(self) -> None:
-        self.ordered = True
+        self.ordered: bool = True
         self.messages: dict[int, Record] = {}
         self.by_subject: dict[str, Seqs] = {}
 

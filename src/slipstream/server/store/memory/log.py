@@ -30,7 +30,7 @@ class MemoryGroup:
     """What one group changed: for each stream the state at its end and the messages that it removed."""
 
     def __init__(self) -> None:
-        self.size = 0
+        self.size: int = 0
         self.committed = False
         self.tombstones: dict[MemoryLog, MessageIndex] = {}  # removed messages that readers still see
         self.kept: dict[MemoryLog, dict[str, bytes | None]] = {}  # changed records, as they were before
@@ -57,8 +57,8 @@ class LogUndo:
     __slots__ = ("index", "kept", "removed", "state")
 
     def __init__(self, state: LogState) -> None:
-        self.state = state
-        self.removed = MessageIndex()
+        self.state: LogState = state
+        self.removed: MessageIndex = MessageIndex()
         self.kept: dict[str, bytes | None] = {}
         self.index: MessageIndex | None = None  # what a deleted stream had at its end
 
@@ -67,7 +67,7 @@ class Groups:
     """The open group of a store, and the sealed one that is being committed. All logs of the store share it."""
 
     def __init__(self) -> None:
-        self.open = MemoryGroup()
+        self.open: MemoryGroup = MemoryGroup()
         self.sealed: MemoryGroup | None = None
 
     def tombstones(self, log: MemoryLog) -> list[MessageIndex]:
@@ -91,7 +91,7 @@ class MemoryLog:
     def __init__(self, groups: Groups, name: str, *, size_of: SizeOf, probe: int) -> None:
         """`probe` is how many messages a filtered scan looks at before it goes by subject."""
         self.name = name
-        self.deleted = False
+        self.deleted: bool = False
         self._groups = groups
         self._size_of = size_of
         self._probe = probe
@@ -99,13 +99,13 @@ class MemoryLog:
         self._bytes = 0
         self._first_seq, self._last_seq = 1, 0
         self._first_time = self._last_time = 0
-        self.committed = LogState()
+        self.committed: LogState = LogState()
         self._kept: dict[str, bytes] = {}
         self._changes: ChangeLog | None = None
         self.snapshots: dict[MemorySnapshot, None] = {}  # that are open
         self._moments: list[tuple[int, int]] = []  # heap of moments and sequences; some messages are gone already
         self._has_moments = False  # ever
-        self.headers_from = 0
+        self.headers_from: int = 0
 
     # The writer's view.
 

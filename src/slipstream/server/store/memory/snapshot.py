@@ -33,7 +33,7 @@ class MemorySnapshot:
 
     def __init__(self, log: ReadableLog) -> None:
         self._log = log
-        self.committed = log.committed
+        self.committed: LogState = log.committed
         self._retained: list[MessageIndex] = []
         log.snapshots[self] = None
 
