@@ -58,7 +58,7 @@ def test_commands_options_and_their_values_are_offered(our_cli: Cli, words: str,
 
 def test_options_are_offered_with_their_help(our_cli: Cli) -> None:
     assert our_cli.run("__complete", "zsh", "top", "--inter").out == (
-        "--interval\ttime between two looks (default: 2s)\n"
+        "--interval\ttime between updates (default: 2s)\n"
     )
 
 

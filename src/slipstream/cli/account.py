@@ -22,14 +22,14 @@ def add(commands: Commands) -> None:
     parser = group.add(
         "backup",
         _backup,
-        "write snapshots of all streams, with those of buckets, to a directory",
+        "write snapshots of all streams, including those of buckets, to a directory",
         examples="  slipstream account backup /backups/monday\n  slipstream account restore /backups/monday",
     )
-    parser.add_argument("directory", type=Path, metavar="DIR", help="a new or empty directory")
-    parser.add_argument("--no-consumers", action="store_true", help="without consumers")
-    parser = group.add("restore", _restore, "create all streams from such a directory")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="directory, new or empty")
+    parser.add_argument("--no-consumers", action="store_true", help="do not back up consumers")
+    parser = group.add("restore", _restore, "restore all streams from a backup directory")
     parser.add_argument("directory", type=Path, metavar="DIR")
-    parser.add_argument("--skip-existing", action="store_true", help="leave streams alone that exist already")
+    parser.add_argument("--skip-existing", action="store_true", help="skip streams that already exist")
 
 
 def _info(shell: Shell) -> None:

@@ -418,7 +418,7 @@ def shared_options(*, is_root: bool = False) -> argparse.ArgumentParser:
             add(*flags, metavar=setting.metavar or None, text=text)
     add("--js-domain", metavar="NAME", text="JetStream of that domain")
     add("--js-api-prefix", metavar="PREFIX", text="subject prefix of the JetStream API")
-    add("--json", action="store_true", text="output for programs")
+    add("--json", action="store_true", text="print JSON")
     add("--debug", action="store_true", text="show the stack trace of an error")
     return parser
 

@@ -17,7 +17,9 @@ def add(commands: Commands) -> None:
     parser = group.add("lookup", _lookup, "explain an error code", examples=f"  slipstream errors lookup {example}")
     parser.add_argument("code", type=values.count, metavar="CODE", help=f"the err_code of an error, such as {example}")
     parser = group.add("ls", _list, "list error codes", aliases=("list",))
-    parser.add_argument("text", nargs="?", default="", metavar="TEXT", help="only those whose text has this")
+    parser.add_argument(
+        "text", nargs="?", default="", metavar="TEXT", help="only codes whose description contains this text"
+    )
 
 
 def _fields(code: ErrorCode) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def add(commands: Commands) -> None:
     info.add_argument("name", nargs="?", default="", metavar="OBJECT")
     removing = _bucket(group.add("rm", _delete, "remove an object, or a whole bucket", aliases=("del",)))
     removing.add_argument("name", nargs="?", default="", metavar="OBJECT")
-    sealing = _bucket(group.add("seal", _seal, "make a bucket read-only for ever"))
+    sealing = _bucket(group.add("seal", _seal, "make a bucket permanently read-only"))
     for parser in (removing, sealing):
         parser.add_argument("-f", "--force", action="store_true", help="skip the confirmation")
 

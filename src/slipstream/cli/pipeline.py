@@ -72,7 +72,7 @@ def add(commands: Commands) -> None:
     text = "serve metrics for Prometheus: a port, or host:port"
     run.add_argument("--metrics", default="", metavar="ADDRESS", help=text)
     run.add_argument("--verbose", action="store_true", help=_VERBOSE)
-    run.add_argument("--console", action="store_true", help="serve the web console meanwhile and print its address")
+    run.add_argument("--console", action="store_true", help="also serve the web console, and print its address")
     validate = group.add("validate", _validate, "check the file, and the streams if a server is reachable")
     validate.add_argument(
         "--deep", action="store_true", help="also check SQL, columns and types, on Spark, without data"
@@ -85,7 +85,7 @@ def add(commands: Commands) -> None:
     reset.add_argument("--yes", action="store_true", help="skip the confirmation")
     new = group.add("new", _new, "write a first pipeline file from a sample of a stream")
     new.add_argument("--stream", required=True, help="the stream to sample")
-    new.add_argument("--sample", type=int, default=1_000, metavar="N", help="messages to look at (default: 1000)")
+    new.add_argument("--sample", type=int, default=1_000, metavar="N", help="messages to sample (default: 1000)")
     new.add_argument("file", nargs="?", default="", help="the file to write (default: standard output)")
     explain = group.add("explain", _explain, "draw sources, steps and outputs, with the columns between them")
     explain.add_argument("--style", choices=("text", "mermaid", "html"), default="text", help="(default: text)")
@@ -97,13 +97,13 @@ def add(commands: Commands) -> None:
     preview.add_argument("--from", dest="starting", default="last", metavar="WHERE", help=text)
     preview.add_argument("--limit", type=int, default=20, metavar="N", help="rows to show (default: 20)")
     preview.add_argument("--verbose", action="store_true", help=_VERBOSE)
-    test = group.add("test", _test, "run it on recorded input and compare what comes out")
+    test = group.add("test", _test, "run it on recorded input and compare the output")
     test.add_argument("--case", action="append", default=[], metavar="NAME", help="only this case; may be repeated")
-    test.add_argument("--update", action="store_true", help="take what comes out as what is expected")
+    test.add_argument("--update", action="store_true", help="save the actual output as the expected output")
     test.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
     test.add_argument("--verbose", action="store_true", help=_VERBOSE)
-    record = group.add("record", _record, "make the input of a test case from live streams")
-    record.add_argument("--case", required=True, metavar="NAME", help="the case to make")
+    record = group.add("record", _record, "create the input of a test case from live streams")
+    record.add_argument("--case", required=True, metavar="NAME", help="name of the case to create")
     record.add_argument("--source", action="append", default=[], metavar="NAME", help="only this source")
     record.add_argument("--from", dest="starting", default="last", metavar="WHERE", help=text)
     record.add_argument("--limit", type=int, default=100, metavar="N", help="messages of each source (default: 100)")
@@ -111,16 +111,14 @@ def add(commands: Commands) -> None:
         where = "folder of the cases (default: beside the file, FILE without .toml and with -tests)"
         parser.add_argument("--cases", default="", metavar="FOLDER", help=where)
     dead = group.add("dead", _dead, "list the dead letters by reason and column, or send them again after a fix")
-    dead.add_argument("--of", default="", metavar="NAME", help="only those of this source or output")
-    dead.add_argument("--reason", default="", metavar="TEXT", help="only those whose reason contains this text")
+    dead.add_argument("--of", default="", metavar="NAME", help="only letters of this source or output")
+    dead.add_argument("--reason", default="", metavar="TEXT", help="only letters whose reason contains this text")
     dead.add_argument(
         "--resend", action="store_true", help="send the messages of sources again, and remove the letters"
     )
     dead.add_argument("--yes", action="store_true", help="skip the confirmation")
     dead.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
-    backfill = group.add(
-        "backfill", _backfill, "write a range of messages into the outputs again, so that they are right"
-    )
+    backfill = group.add("backfill", _backfill, "repair the outputs for a range of messages")
     text = "first message: a sequence, or a time such as 2026-01-31T12:00:00Z"
     backfill.add_argument("--from", dest="starting", required=True, metavar="WHERE", help=text)
     text = "last message: a sequence (included) or a time (not included); default: what the output has read"
@@ -129,7 +127,7 @@ def add(commands: Commands) -> None:
     backfill.add_argument("--master", default="", help="Spark master URL, such as spark://host:7077")
     backfill.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
     backfill.add_argument("--verbose", action="store_true", help=_VERBOSE)
-    group.add("warm", _warm, "make Spark start in half the time: an archive of the JVM's classes, once")
+    group.add("warm", _warm, "create an archive of the JVM's classes that halves the start of Spark")
     for parser in (run, validate, status, reset, explain, preview, test, record, dead, backfill):
         parser.add_argument("file", help="the pipeline's TOML file")
     for parser in (run, validate, status, reset, new, preview, record, dead, backfill):

@@ -1,5 +1,5 @@
 """`slipstream server`: the embedded server as a process (`slipstream.server.process.command`), with a console if asked,
-and commands that look at a running server of any kind.
+and commands that inspect a running server of any kind.
 
 The flags of a server are those of nats-server, which argparse cannot read: `main` passes them on unparsed.
 `server check NAME` probes a running server; `server check DIR` and `server check store DIR` check a store on disk.
@@ -45,15 +45,15 @@ def add(commands: Commands) -> None:
     """Declare the commands."""
     from slipstream.cli.observe import probes, server_info
 
-    group = commands.group(NAME, "run a JetStream server, or look at a running one", run=_show_flags)
+    group = commands.group(NAME, "run a JetStream server, or inspect a running one", run=_show_flags)
     group.section("run").add(
         "run", _show_flags, "without a command: run a server, with nats-server's flags (slipstream server --help)"
     )
-    server_info.add(group.section("look at a running server"))
-    checks = probes.add(group.section("look at a running server"))
+    server_info.add(group.section("inspect a running server"))
+    checks = probes.add(group.section("inspect a running server"))
     parser = checks.section("stores").add("store", _check, "check the store of a stopped server for damage")
     parser.add_argument("directory", metavar="DIR")
-    parser = group.section("repair").add("salvage", _salvage, "copy what is sound in a damaged store")
+    parser = group.section("repair").add("salvage", _salvage, "copy the intact data of a damaged store")
     parser.add_argument("directory", metavar="DIR")
     parser.add_argument("target", metavar="NEW", help="a new directory")
 

@@ -68,14 +68,13 @@ def add(commands: Commands) -> None:
         "--on-error",
         choices=ON_ERROR,
         default="nak",
-        help="what becomes of a message whose handler fails: nak (redeliver after 1, 5, 30, 120 s), term, leave "
-        "(default: nak)",
+        help="when a handler fails: nak (redeliver after 1, 5, 30, 120 s), term, leave (default: nak)",
     )
     parser.add_argument(
         "--attempts",
         type=values.count,
         metavar="N",
-        help=f"terminate a message that failed N times (default with --dead-letter: {ATTEMPTS}, else without end)",
+        help=f"terminate a message that failed N times (default with --dead-letter: {ATTEMPTS}, else unlimited)",
     )
     parser.add_argument("--dead-letter", metavar="SUBJECT", help="and store it on SUBJECT with the reason")
     parser.add_argument("--no-ack", action="store_true", help="the function acknowledges the messages itself")

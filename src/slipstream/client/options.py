@@ -92,7 +92,7 @@ class ClientOptions:
     any of the other TLS parameters and the schemes `tls` and `wss` make the client require it. The server's certificate
     must be signed by `tls_ca` (a file; without it: by an authority that the system trusts) and be for the host or
     `tls_hostname`; `tls_cert` and `tls_key` are the client's. `tls` may be an `ssl.SSLContext` instead, which then
-    decides all that. `tls_first` is for servers that begin with TLS instead of INFO.
+    decides all that. `tls_first` is for servers that start with TLS instead of INFO.
 
     `timeout` is for each server tried (a second, while a trusted read moves the connection). A first connection that
     fails on every server is an error at once; with `wait_for_server` all of them are tried again, with the pauses of
@@ -157,7 +157,7 @@ class ClientOptions:
     tls_ca: str | Path | None = field(
         default=None,
         metadata=_setting(
-            "certificates that may sign the server's",
+            "CA certificates to trust",
             context="ca",
             flag="--tlsca",
             variable="NATS_CA",
@@ -183,7 +183,7 @@ class ClientOptions:
     tls_hostname: str = ""
     tls_first: bool = field(
         default=False,
-        metadata=_setting("begin with TLS instead of INFO", context="tls_first", flag="--tlsfirst", is_boolean=True),
+        metadata=_setting("start with TLS instead of INFO", context="tls_first", flag="--tlsfirst", is_boolean=True),
     )
     echo: bool = True
     timeout: Duration = field(
@@ -195,7 +195,7 @@ class ClientOptions:
     wait_for_server: bool | Duration = field(
         default=False,
         metadata=_setting(
-            "try the first connection for that long, such as 30s",
+            "keep trying the first connection for this long, such as 30s",
             flag="--wait-for-server",
             variable="NATS_WAIT_FOR_SERVER",
             metavar="DURATION",

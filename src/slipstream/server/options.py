@@ -134,7 +134,7 @@ class ListenerOptions:
         "port for clients; 0 or -1 takes a free one", 0, keys="port listen", flags="p port", value="PORT"
     )
     _: KW_ONLY
-    tls: ssl.SSLContext | None = option("a ready context, instead of the files", None, group="TLS")
+    tls: ssl.SSLContext | None = option("an ssl.SSLContext, instead of the files", None, group="TLS")
     tls_cert: PathLike | None = option(
         "certificate chain (PEM)", None, block="tls", keys="cert_file", flags="tlscert", value="FILE"
     )
@@ -152,7 +152,7 @@ class ListenerOptions:
         "identify users by their client certificate; implies tls_verify", False, block="tls", keys="verify_and_map"
     )
     tls_first: bool = option(
-        "TLS from the first byte; otherwise INFO is sent before it", False,
+        "TLS from the first byte, instead of after INFO", False,
         block="tls", keys="handshake_first first immediate",
     )  # fmt: skip
     tls_timeout: Duration = option("time for the TLS handshake", 2.0, block="tls", keys="timeout")
@@ -207,7 +207,7 @@ class ServerOptions(ListenerOptions):
         "port of the monitoring endpoints; -1 takes a free one", None,
         keys="http http_port monitor_port", flags="m http_port", value="PORT",
     )  # fmt: skip
-    http_base_path: str = option("path before the names of the endpoints", "", keys="http_base_path")
+    http_base_path: str = option("path prefix of the endpoints", "", keys="http_base_path")
     trace: bool = option("log the protocol, without secrets", False, keys="trace trace_verbose", flags="V trace VV")
 
     jetstream: bool = option(
@@ -224,11 +224,11 @@ class ServerOptions(ListenerOptions):
         "JetStream limits: of each account, or by account name", None
     )
     max_memory: int = option(
-        "most bytes in memory streams, per account", -1,
+        "maximum bytes in memory streams, per account", -1,
         block="jetstream", keys="max_memory_store max_mem_store max_mem", low=-1,
     )  # fmt: skip
     max_storage: int = option(
-        "most bytes in file streams, per account", -1, block="jetstream", keys="max_file_store max_file", low=-1
+        "maximum bytes in file streams, per account", -1, block="jetstream", keys="max_file_store max_file", low=-1
     )
     upstreams: Mapping[str, UpstreamLike] | None = option(
         "servers that mirrors and sources read from, by domain or API prefix",
@@ -236,15 +236,15 @@ class ServerOptions(ListenerOptions):
     )  # fmt: skip
 
     scrub_rate: int = option(
-        "bytes a second that are read in the background to find damage in file streams; 0 for never", 1024 * 1024,
+        "bytes per second to read in the background, to find damage in file streams; 0: disabled", 1024 * 1024,
         block="jetstream", keys="scrub_rate", low=0,
     )  # fmt: skip
     scrub_interval: Duration = option(
-        "time between the beginnings of two such rounds through all file streams", 3600.0,
+        "interval of these scans of all file streams", 3600.0,
         block="jetstream", keys="scrub_interval", low=0,
     )  # fmt: skip
 
-    user: str = option("a user who may do everything", "", group="Authentication", flags="user", value="NAME")
+    user: str = option("a user with all permissions", "", group="Authentication", flags="user", value="NAME")
     password: str = option(
         "the user's password, or its bcrypt hash", "", flags="pass password", value="PASSWORD", secret=True
     )
@@ -254,44 +254,46 @@ class ServerOptions(ListenerOptions):
         keys="authorization accounts",
     )  # fmt: skip
     accounts: Iterable[AccountOptions] = option("limits of accounts", (), keys="accounts")
-    no_auth_user: str = option("user of a client without credentials", "", keys="no_auth_user")
+    no_auth_user: str = option("user for clients without credentials", "", keys="no_auth_user")
     operators: tuple[str, ...] = option("operator JWTs", (), keys="operator")
     account_tokens: tuple[str, ...] = option("account JWTs, signed by the operators", (), keys="resolver_preload")
     system_account: str = option("account of system users", SYSTEM_ACCOUNT, keys="system_account system")
     auth_timeout: Duration = option("time for a client to authenticate", 2.0, keys="authorization.timeout", low=0)
 
-    max_payload: int = option("largest message", 1024 * 1024, group="Limits", keys="max_payload", low=1)
-    max_control_line: int = option("longest protocol line", 4096, keys="max_control_line", low=1)
-    max_connections: int = option("most clients at a time", 65536, keys="max_connections max_conn", low=-1)
+    max_payload: int = option(
+        "maximum size of a message in bytes", 1024 * 1024, group="Limits", keys="max_payload", low=1
+    )
+    max_control_line: int = option("maximum length of a protocol line", 4096, keys="max_control_line", low=1)
+    max_connections: int = option("maximum number of connected clients", 65536, keys="max_connections max_conn", low=-1)
     max_subscriptions: int = option(
-        "most subscriptions of one client", 100_000, keys="max_subscriptions max_subs", low=-1
+        "maximum number of subscriptions per client", 100_000, keys="max_subscriptions max_subs", low=-1
     )
     max_pending_bytes: int = option(
-        "most unsent bytes for one client; beyond, it is disconnected", 64 * 1024 * 1024, keys="max_pending", low=1
+        "maximum unsent bytes per client; beyond that it is disconnected", 64 * 1024 * 1024, keys="max_pending", low=1
     )
     max_pending_total: int = option(
-        "most bytes that wait in memory for all clients together; beyond, those that hold most are disconnected; "
+        "maximum pending bytes of all clients together; beyond that, those with the most are disconnected; "
         "0: 128 MiB, or twice max_pending_bytes if that is more", 0,
         keys="max_pending_total", flags="max_pending_total", value="BYTES", low=-1,
     )  # fmt: skip
     write_deadline: Duration = option(
-        "time after which a client that reads nothing is disconnected; 0 for never", 10.0, keys="write_deadline", low=0
+        "time after which a client that does not read is disconnected; 0: never", 10.0, keys="write_deadline", low=0
     )
     ping_interval: Duration = option("time between PINGs", 120.0, keys="ping_interval")
     max_pings_out: int = option("unanswered PINGs before a client is disconnected", 2, keys="ping_max", low=1)
     lame_duck_duration: Duration = option(
-        "time over which lame duck mode closes clients", 120.0, keys="lame_duck_duration"
+        "duration of lame duck mode, over which clients are disconnected", 120.0, keys="lame_duck_duration"
     )
     lame_duck_grace: Duration = option(
-        "time before lame duck mode closes the first client", 10.0, keys="lame_duck_grace_period"
+        "time before lame duck mode disconnects the first client", 10.0, keys="lame_duck_grace_period"
     )
 
     compat: str = option(
-        "answer as that server does, also where the design documents say otherwise: nats-server", "",
+        "answer as this server does, even where the design documents say otherwise: nats-server", "",
         group="Testing", keys="compat", flags="compat", value="SERVER", choices=("", "nats-server"),
     )  # fmt: skip
     faults: bool = option("accept fault commands on $SLIPSTREAM.FAULTS.>", False, flags="faults")
-    virtual_time: bool = option("a clock that only fault commands move", False, flags="virtual-time virtual_time")
+    virtual_time: bool = option("use a clock that only fault commands move", False, flags="virtual-time virtual_time")
 
     def __post_init__(self) -> None:
         super().__post_init__()

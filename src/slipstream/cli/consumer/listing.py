@@ -29,7 +29,9 @@ def add(group: Commands) -> None:
         "show the consumers of a stream, or of all, the largest lag first",
         examples="  slipstream consumer report\n  slipstream consumer report ORDERS --sort redelivered",
     )
-    report.add_argument("stream", nargs="?", default="", metavar="STREAM", help="of this stream (default: of all)")
+    report.add_argument(
+        "stream", nargs="?", default="", metavar="STREAM", help="only consumers of this stream (default: all)"
+    )
     report.add_argument("-a", "--all", action="store_true", help="include the streams of buckets (KV_ and OBJ_)")
     report.add_argument(
         "--sort", type=_ORDER, default="lag", metavar="{lag,name,unacked,redelivered}",

@@ -52,7 +52,7 @@ def add(group: Commands) -> None:
     """Declare the commands."""
     for name, run, text, aliases in (
         ("add", _add, "create a consumer", ("create", "new")),
-        ("edit", _edit, "change the named settings of a consumer", ("update",)),
+        ("edit", _edit, "update the given settings of a consumer", ("update",)),
         ("copy", _copy, "create a consumer with the settings of another one", ("cp",)),
     ):
         new = " copied" if name == "copy" else ""
@@ -75,7 +75,7 @@ def add(group: Commands) -> None:
         group.add(
             "reset",
             _reset,
-            "deliver again from a sequence on; what was delivered and not acknowledged is forgotten",
+            "redeliver from a sequence; unacknowledged deliveries are forgotten",
             examples="  slipstream consumer reset ORDERS worker 100   # nats-server 2.14 or newer",
         )
     )
@@ -85,7 +85,7 @@ def add(group: Commands) -> None:
         type=values.count,
         default=0,
         metavar="SEQ",
-        help="next sequence (default: behind the last ack)",
+        help="next sequence (default: after the last ack)",
     )
     unpin = named(group.add("unpin", _unpin, "let another client take over a priority group"))
     unpin.add_argument("group", metavar="GROUP", help="name of the priority group")

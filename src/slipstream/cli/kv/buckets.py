@@ -80,7 +80,7 @@ _EXAMPLES = {
 def add(group: Commands) -> None:
     """Declare the commands."""
     making = group.add("add", _add, "create a bucket", aliases=("create-bucket", "new"), examples=_EXAMPLES["add"])
-    text = "change the named settings of a bucket, or the value of a key in an editor"
+    text = "update the given settings of a bucket, or edit the value of a key"
     editing = group.add("edit", _edit, text, examples=_EXAMPLES["edit"])
     for parser, settings in ((making, _FIELDS | _FIXED), (editing, _FIELDS)):
         parser.add_argument("bucket", metavar="BUCKET")
@@ -88,10 +88,12 @@ def add(group: Commands) -> None:
             parser.add_argument("key", nargs="?", default="", metavar="KEY", help="edit the value of this key instead")
             add_bucket_options(parser)
         else:
-            parser.add_argument("--stream", default="", metavar="NAME", help="its stream (default: KV_<bucket>)")
+            parser.add_argument(
+                "--stream", default="", metavar="NAME", help="name of its stream (default: KV_<bucket>)"
+            )
         add_fields(parser, settings, has_file=False)
         parser.add_argument(
-            "--source", type=_sources, action="append", metavar="BUCKETS", help="make it an aggregate of these"
+            "--source", type=_sources, action="append", metavar="BUCKETS", help="make it an aggregate of these buckets"
         )
         for option, metavar, text in (
             ("--cluster", "NAME", "cluster that holds it"),
@@ -106,7 +108,11 @@ def add(group: Commands) -> None:
     compact.add_argument(
         "--older-than", type=values.duration, default=None, metavar="DURATION", help="only older markers (default: 30m)"
     )
-    compact.add_argument("--recorded", action="store_true", help="record it, so that no older snapshot omits them")
+    compact.add_argument(
+        "--recorded",
+        action="store_true",
+        help="record the purge, so that older snapshots raise instead of omitting keys",
+    )
     compact.add_argument("-f", "--force", action="store_true", help="skip the confirmation")
 
 

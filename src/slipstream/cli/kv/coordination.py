@@ -28,13 +28,13 @@ def add(group: Commands) -> None:
     elect = add_key(
         group.add("elect", _elect, "run a command while elected leader", examples=example.format("elect LOCKS boss"))
     )
-    leader = add_key(group.add("leader", _leader, "show who was elected leader"))
-    members = group.group("members", "sets: members that hold a lease each, for service discovery")
+    leader = add_key(group.add("leader", _leader, "show the elected leader"))
+    members = group.group("members", "manage sets of members with leases, for service discovery")
     join = _add_set(
         members.add(
             "join",
             _join,
-            "be a member while a command runs",
+            "join a set while a command runs",
             examples="  slipstream kv members join AGREE web --data 10.0.0.1:80 -- ./serve.sh",
         )
     )
@@ -42,7 +42,7 @@ def add(group: Commands) -> None:
     listing.add_argument(
         "--min-last-revision", type=values.whole, default=0, metavar="N", help="require a read at least as new as this"
     )
-    watching = _add_set(members.add("watch", _watch_members, "print who joins, changes or leaves, as it happens"))
+    watching = _add_set(members.add("watch", _watch_members, "print joins, changes and leaves as they happen"))
     leader.add_argument("--watch", action="store_true", help="print each change of leadership as it happens")
     for parser in (leader, watching):
         parser.add_argument("--count", type=values.count, metavar="N", help="exit after this number of changes")
@@ -64,7 +64,7 @@ def _add_lease(parser: Parser) -> None:
         type=values.duration,
         default=None,
         metavar="DURATION",
-        help="lease duration: it expires so long after this process ends (default: 15s)",
+        help="lease duration; the lease expires this long after the process dies (default: 15s)",
     )
     parser.add_argument("--wait", type=values.seconds, default=None, metavar="DURATION", help="maximum wait")
     parser.add_argument("program", nargs="+", metavar="COMMAND", help="the command, after --")

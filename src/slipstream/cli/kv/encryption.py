@@ -23,7 +23,7 @@ def add(group: Commands) -> None:
     keyring.add_argument("file", metavar="FILE")
     keyring.add_argument("--add", metavar="NAME", help="add a new random key; the first one is used at once")
     keyring.add_argument("--use", metavar="NAME", help="encrypt with this key from now on")
-    keyring.add_argument("--remove", metavar="NAME", help="remove a key that is not needed any more")
+    keyring.add_argument("--remove", metavar="NAME", help="remove a key that is no longer needed")
     parser = add_bucket(
         group.add(
             "reencrypt",
@@ -37,8 +37,12 @@ def add(group: Commands) -> None:
         )
     )
     parser.add_argument("--drop-history", action="store_true", help="remove older values that need an old key")
-    parser.add_argument("--renew-ttl", action="store_true", help="let the TTL of the bucket start again")
-    parser.add_argument("--recorded", action="store_true", help="record it, so that no older snapshot omits keys")
+    parser.add_argument("--renew-ttl", action="store_true", help="restart the TTL of the bucket for each value")
+    parser.add_argument(
+        "--recorded",
+        action="store_true",
+        help="record the change, so that older snapshots raise instead of omitting keys",
+    )
 
 
 def _keyring(shell: Shell) -> None:

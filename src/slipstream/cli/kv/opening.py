@@ -60,7 +60,7 @@ def add_bucket_options(parser: Parser) -> None:
     """Declare the options alone."""
     group = parser.add_argument_group(BUCKET)
     for option, metavar, text in (
-        ("--stream", "NAME", "its stream (default: KV_<bucket>)"),
+        ("--stream", "NAME", "name of its stream (default: KV_<bucket>)"),
         ("--subject-prefix", "PREFIX", "prefix of its keys (default: as its stream says)"),
         ("--put-prefix", "PREFIX", "publish writes below this prefix instead"),
     ):
@@ -68,15 +68,15 @@ def add_bucket_options(parser: Parser) -> None:
     group.add_argument(
         "--codec", type=codec_names, default=[], metavar="NAMES", help=f"codecs, from the bucket outwards: {_KNOWN}"
     )
-    group.add_argument("--keyring", metavar="FILE", help="encrypt with the keys in this file (kv keyring makes one)")
+    group.add_argument("--keyring", metavar="FILE", help="encrypt with the keys in this file (kv keyring creates one)")
     group.add_argument(
-        "--encryption-context", default="", metavar="TEXT", help="what ciphertext is bound to (default: BUCKET)"
+        "--encryption-context", default="", metavar="TEXT", help="context bound into every ciphertext (default: BUCKET)"
     )
     group.add_argument("--plain-keys", action="store_true", help="encrypt values only")
     group.add_argument(
         "--no-check-names",
         action="store_true",
-        help="do not look at the names in the bucket first (for users who may not list them)",
+        help="do not check the names in the bucket first (for users who may not list them)",
     )
     group.add_argument(
         "--consistency",

@@ -23,7 +23,9 @@ def add(group: Commands) -> None:
             examples="  slipstream kv get SETTINGS theme --raw --min-last-revision 17",
         )
     )
-    getting.add_argument("--revision", type=values.count, default=0, metavar="N", help="this one instead of the last")
+    getting.add_argument(
+        "--revision", type=values.count, default=0, metavar="N", help="read this revision instead of the last"
+    )
     getting.add_argument("--raw", action="store_true", help="print the value only")
     history = add_key(group.add("history", _history, "show the history of a key"))
     listing = group.add("ls", _list, "list the keys of a bucket, or all buckets", aliases=("list",))
@@ -38,7 +40,9 @@ def add(group: Commands) -> None:
             examples="  slipstream kv snapshot SETTINGS --filter 'ui.>' --revision 17",
         )
     )
-    snapshot.add_argument("--revision", type=values.count, default=0, metavar="N", help="as of this one (default: now)")
+    snapshot.add_argument(
+        "--revision", type=values.count, default=0, metavar="N", help="values as of this revision (default: now)"
+    )
     watching = add_bucket(
         group.add(
             "watch",
@@ -54,14 +58,14 @@ def add(group: Commands) -> None:
             "--filter", action="append", default=[], metavar="FILTER", help="only keys that match; may be repeated"
         )
     begin = watching.add_mutually_exclusive_group()
-    begin.add_argument("--history", dest="include_history", action="store_true", help="begin with all values kept")
+    begin.add_argument("--history", dest="include_history", action="store_true", help="begin with all stored values")
     begin.add_argument("--updates-only", "--new", action="store_true", help="only changes from now on")
     begin.add_argument(
         "--resume-from",
         type=values.count,
         default=0,
         metavar="N",
-        help="begin with the changes from revision N on",
+        help="begin with the changes from revision N",
     )
     watching.add_argument("--ignore-deletes", action="store_true", help="leave deletes out")
     watching.add_argument("--meta-only", action="store_true", help="leave values out")

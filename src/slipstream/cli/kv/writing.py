@@ -54,7 +54,9 @@ def add(group: Commands) -> None:
     for parser in (deleting, purging):
         add_bucket(parser).add_argument("key", nargs="?", default="", metavar="KEY")
         parser.add_argument("--filter", action="append", metavar="FILTER", help="keys that match; may be repeated")
-        parser.add_argument("--last", type=values.count, metavar="REVISION", help="only if the key has this revision")
+        parser.add_argument(
+            "--last", type=values.count, metavar="REVISION", help="only if this is the key's current revision"
+        )
         parser.add_argument("-f", "--force", action="store_true", help="skip the confirmation")
     _add_ttl(purging, "time to live of the marker that is left (kv add --value-ttl)")
 

@@ -40,7 +40,7 @@ def add(commands: Commands) -> None:
         "--wait", type=values.seconds, metavar="DURATION", help="exit after this time without a message"
     )
     parser.add_argument("--raw", action="store_true", help="print payloads only")
-    parser.add_argument("--headers-only", action="store_true", help="without payloads")
+    parser.add_argument("--headers-only", action="store_true", help="do not print payloads")
     parser.add_argument("--timestamp", action="store_true", help="print when each message arrived")
     group = parser.add_argument_group("messages of a stream")
     group.add_argument(
@@ -52,7 +52,7 @@ def add(commands: Commands) -> None:
     start.add_argument("--last", action="store_true", help="begin with the last message")
     start.add_argument("--last-per-subject", action="store_true", help="begin with the last message of each subject")
     start.add_argument(
-        "--since", type=values.past, metavar="TIME", help="begin at a time: 10m ago, or such as 2026-01-31T10:00Z"
+        "--since", type=values.past, metavar="TIME", help="begin at a time: 10m (ten minutes ago) or 2026-01-31T10:00Z"
     )
     start.add_argument("--start-sequence", type=values.count, metavar="N", help="begin with this sequence")
 

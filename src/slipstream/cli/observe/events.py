@@ -31,16 +31,18 @@ def add(commands: Commands) -> None:
         "print advisories of JetStream as they happen",
         examples="  slipstream events\n  slipstream events --stream ORDERS --json\n  slipstream events --system",
     )
-    parser.add_argument("--stream", default="", metavar="STREAM", help="only those of this stream")
+    parser.add_argument("--stream", default="", metavar="STREAM", help="only events of this stream")
     parser.add_argument("-a", "--all", action="store_true", help="include each request to the API")
     parser.add_argument("--metrics", action="store_true", help="include samples of acks")
-    parser.add_argument("--system", action="store_true", help="connections and servers (a user of the system account)")
+    parser.add_argument(
+        "--system", action="store_true", help="show connections and servers (needs a user of the system account)"
+    )
     parser.add_argument(
         "--subject",
         action="append",
         default=[],
         metavar="SUBJECT",
-        help="those on this subject instead; may be repeated",
+        help="print messages on this subject instead; may be repeated",
     )
     parser.add_argument("--count", type=values.count, metavar="N", help="exit after this number of events")
     parser.add_argument("--wait", type=values.seconds, metavar="DURATION", help="exit after this time without an event")

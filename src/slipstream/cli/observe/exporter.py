@@ -51,11 +51,13 @@ def add(commands: Commands) -> None:
         action="append",
         default=[],
         metavar="URL",
-        help="monitoring address of a server, more than once for several (default: ask JetStream's API)",
+        help="monitoring URL of a server; may be repeated (default: use the JetStream API)",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=_port, default=7778, help="port to listen on, 0 for a free one (default: 7778)")
-    parser.add_argument("--account", default="", metavar="NAME", help="label of the account (default: of its login)")
+    parser.add_argument(
+        "--account", default="", metavar="NAME", help="label of the account (default: that of the login)"
+    )
     parser.add_argument("--no-consumers", action="store_true", help="leave out consumers")
     parser.add_argument("--once", action="store_true", help="print the page and exit")
 

@@ -72,7 +72,7 @@ def add(group: Commands) -> Commands:
     parser = declare("connection", _connection, "connect and measure a round trip", "connection --rtt-critical 250ms")
     _bounds(parser, "connect", values.seconds, "DURATION", "the time to connect", "above", ("500ms", "1s"))
     _bounds(parser, "rtt", values.seconds, "DURATION", "the round trip", "above", ("500ms", "1s"))
-    parser = declare("jetstream", _jetstream, "use of the account's limits", "jetstream --storage-critical 95")
+    parser = declare("jetstream", _jetstream, "usage of the account's limits", "jetstream --storage-critical 95")
     for name in ("memory", "storage", "streams", "consumers"):
         _bounds(parser, name, values.whole, "PERCENT", f"{name} in percent of the limit", "above", ("75", "90"))
     parser = declare("stream", _stream, "a stream, its replicas and its origin", "stream ORDERS --idle-critical 10m")

@@ -46,9 +46,9 @@ def add(commands: Commands) -> None:
     )
     add_monitor(parser)
     parser.add_argument(
-        "--interval", type=values.seconds, default=2.0, metavar="DURATION", help="time between two looks (default: 2s)"
+        "--interval", type=values.seconds, default=2.0, metavar="DURATION", help="time between updates (default: 2s)"
     )
-    parser.add_argument("--count", type=values.count, metavar="N", help="exit after this number of looks")
+    parser.add_argument("--count", type=values.count, metavar="N", help="exit after this number of updates")
     parser.add_argument("-a", "--all", action="store_true", help="include the streams of buckets (KV_ and OBJ_)")
     parser.add_argument(
         "--sort", type=values.choice(*_SORTS), default="lag", metavar="{lag,rate,messages,size,name}",

@@ -31,8 +31,8 @@ def add(group: Commands) -> None:
     )
     parser.add_argument("name", metavar="STREAM")
     parser.add_argument("directory", type=Path, metavar="DIR")
-    parser.add_argument("--no-consumers", action="store_true", help="without consumers")
-    parser = group.add("restore", _restore, "create a stream from such a directory")
+    parser.add_argument("--no-consumers", action="store_true", help="do not back up consumers")
+    parser = group.add("restore", _restore, "restore a stream from a backup directory")
     parser.add_argument("directory", type=Path, metavar="DIR")
 
 

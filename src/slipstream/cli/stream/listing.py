@@ -41,7 +41,7 @@ def add(group: Commands) -> None:
     _find_options(group.add(
         "find",
         _find,
-        "list streams that have all of these properties",
+        "list streams with all of the given properties",
         examples="  slipstream stream find --empty --created 7d\n  slipstream stream find --consumers 0 --idle 24h",
     ))  # fmt: skip
     for parser in (listing, report):
@@ -49,7 +49,7 @@ def add(group: Commands) -> None:
     subjects = group.add(
         "subjects",
         _subjects,
-        "list the subjects of a stream with their numbers of messages",
+        "list the subjects of a stream with their message counts",
         examples="  slipstream stream subjects ORDERS 'orders.eu.>' --sort name",
     )
     subjects.add_argument("name", metavar="STREAM")

@@ -25,19 +25,19 @@ def add(group: Commands) -> None:
     """Declare the commands."""
     for name, run, text, aliases in (
         ("add", _add, "create a stream", ("create", "new")),
-        ("edit", _edit, "change the named settings of a stream", ("update",)),
+        ("edit", _edit, "update the given settings of a stream", ("update",)),
         ("copy", _copy, "create a stream with the settings of another one, without its messages", ("cp",)),
     ):
         parser = named(group.add(name, run, text, aliases=aliases, examples=_EXAMPLES[name]))
         if name == "copy":
             parser.add_argument("target", metavar="NEW", help="name of the new stream")
         settings.add_settings(parser)
-    _destructive(named(group.add("seal", _seal, "make a stream read-only for ever")))
+    _destructive(named(group.add("seal", _seal, "make a stream permanently read-only")))
     _destructive(named(group.add("rm", _delete, "remove a stream and all its messages", aliases=("delete", "del"))))
     purge = _destructive(named(group.add("purge", _purge, "remove messages from a stream")))
     purge.add_argument("--subject", default="", metavar="FILTER", help="only messages that match")
     purge.add_argument("--seq", type=values.count, metavar="N", help="only messages below this sequence")
-    purge.add_argument("--keep", type=values.count, default=0, metavar="N", help="keep this number of newest messages")
+    purge.add_argument("--keep", type=values.count, default=0, metavar="N", help="keep the newest N messages")
     drop = _destructive(named(group.add("rmm", _delete_message, "remove one message from a stream")))
     drop.add_argument("seq", type=values.count, metavar="SEQ", help="sequence of the message")
 

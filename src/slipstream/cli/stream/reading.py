@@ -40,11 +40,11 @@ def add(group: Commands) -> None:
         "--since",
         type=values.past,
         metavar="TIME",
-        help="first time: 10m for ten minutes ago, or such as 2026-01-31T10:00Z",
+        help="begin at a time: 10m (ten minutes ago) or 2026-01-31T10:00Z",
     )
     start.add_argument("--last", type=values.count, metavar="N", help="the newest N messages")
     view.add_argument("--subject", default="", metavar="FILTER", help="only messages that match")
-    view.add_argument("-F", "--follow", action="store_true", help="go on with messages as they are stored")
+    view.add_argument("-F", "--follow", action="store_true", help="keep printing messages as they are stored")
     view.add_argument("--raw", action="store_true", help="print payloads only")
     get = named(group.add("get", _get, "print one message of a stream"))
     get.add_argument("seq", nargs="?", type=values.count, metavar="SEQ", help="sequence of the message")

@@ -41,7 +41,7 @@ _FEATURES: Fields = {
     "--allow-batched": ("allow_batched", bool, "fast batches"),
     "--allow-rollup": ("allow_rollup_hdrs", bool, "the rollup header"),
     "--allow-msg-ttl": ("allow_msg_ttl", bool, "a TTL per message"),
-    "--marker-ttl": ("subject_delete_marker_ttl", values.duration, "keep markers of expired subjects so long"),
+    "--marker-ttl": ("subject_delete_marker_ttl", values.duration, "keep markers of expired subjects for this long"),
     "--allow-schedules": ("allow_msg_schedules", bool, "scheduled messages"),
     "--allow-counter": ("allow_msg_counter", bool, "counters"),
     "--deny-delete": ("deny_delete", bool, "deny deleting messages"),
@@ -71,10 +71,10 @@ def add_settings(parser: Parser) -> None:
         "filter=SUBJECT, to=SUBJECT, seq=N, since=TIME, domain=NAME, api=PREFIX, deliver=PREFIX",
     )
     for option, text in (
-        ("--transform-source", "subjects that are stored under others (default: all)"),
-        ("--transform-destination", "the subject under which they are stored; '': do not"),
+        ("--transform-source", "subjects to store under another subject (default: all)"),
+        ("--transform-destination", "the subject to store them under; '': disable"),
         ("--republish-source", "subjects to republish (default: all)"),
-        ("--republish-destination", "republish stored messages there; '': do not"),
+        ("--republish-destination", "republish stored messages to this subject; '': disable"),
     ):
         group.add_argument(option, metavar="SUBJECT", help=text)
     group.add_argument("--republish-headers", action="store_true", help="republish headers only")

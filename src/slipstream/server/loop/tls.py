@@ -19,7 +19,7 @@ class Tls:
     """TLS of one listener."""
 
     context: ssl.SSLContext
-    first: bool  # TLS from the first byte; otherwise INFO is sent before it, in plain text
+    first: bool  # TLS from the first byte, instead of after INFO, in plain text
     timeout: float  # seconds for the handshake
     map_users: bool = False  # users are identified by their certificates
 

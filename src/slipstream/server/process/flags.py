@@ -62,7 +62,7 @@ FLAGS = (
         False,
         "NAME=PID",
     ),
-    _switch("console", "console", "serve the web console beside the server and print its address", "Console"),
+    _switch("console", "console", "also serve the web console, and print its address", "Console"),
     Flag("console_port", ("console_port",), "port of the console (default: a free one)", "Console", False, "PORT"),
     _switch("console_write", "console_write", "allow changes in the console", "Console"),
     _switch("help", "h help", "show this text and exit", "Other"),
