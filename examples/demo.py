@@ -155,6 +155,7 @@ def report(
     rows = sum(state.rows for state in states.values())
     print(f"\n{count:,} orders published, stored on disk and acknowledged: {count / publishing:,.0f} a second")
     print(f"{rows:,} rows through Spark into {len(states)} outputs: {rows / runner.seconds:,.0f} a second")
+    print(f"{runner.rows_read:,} rows read from the stream for them: outputs without state share a read")
     keys = len(expected.customers) + len(expected.minutes)
     print(f"{keys} keys of the views read back with read-after-write in {reading * 1000:,.0f} ms")
     print(f"{time.perf_counter() - begin:.1f} seconds in total")

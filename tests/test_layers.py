@@ -153,6 +153,7 @@ IO_EXCEPTIONS = {
     "slipstream/spark/pipelines/workbench/cases.py": {"pathlib", "tempfile"},
     "slipstream/spark/pipelines/workbench/recording.py": {"pathlib"},
     "slipstream/spark/pipelines/workbench/warm.py": {"os", "pathlib", "subprocess", "tempfile"},
+    "slipstream/spark/pipelines/fan_out/checkpoints.py": {"pathlib", "shutil", "uuid"},
     "slipstream/spark/pipelines/observe/events.py": {"pathlib"},
     "slipstream/spark/pipelines/observe/metrics.py": {"socket", "threading"},
     "slipstream/spark/pipelines/lag.py": {"time"},  # the age of a message

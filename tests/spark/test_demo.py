@@ -22,6 +22,7 @@ def test_the_demo_prints_views_that_are_right() -> None:
     assert "ada" in done.stdout
     assert "2026-01-31T09_00" in done.stdout
     assert "100,000 rows through Spark into 5 outputs" in done.stdout
+    assert "60,000 rows read from the stream for them" in done.stdout
     assert "console: http://127.0.0.1:" in done.stdout.splitlines()[-1]
     assert "views and history equal the sum of the 19,998 orders; 2 broken put aside" in done.stdout
 

@@ -111,7 +111,9 @@ def test_a_stream_is_needed_and_only_one() -> None:
 
 
 def test_an_unknown_option_is_named_but_its_value_is_not() -> None:
-    with pytest.raises(UsageError, match=r"has no option 'steam'; it has stream, subjects") as caught:
+    with pytest.raises(
+        UsageError, match=r"has no option 'steam'; did you mean stream\? It has stream, subjects"
+    ) as caught:
         source_options({"stream": "S", "steam": "hush"})
     assert "hush" not in str(caught.value)
     with pytest.raises(UsageError, match="has no options 'a', 'b'"):

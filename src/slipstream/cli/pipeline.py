@@ -201,9 +201,9 @@ def _run_to_the_end(options: argparse.Namespace, runner: Runner) -> None:
             print(json.dumps(runner.result(), indent=1))
         return
     states = runner.run()
-    rows = sum(state.rows for state in states.values())
-    each = " (a message counts once for each)" if len(states) > 1 else ""
-    print(f"{rows:,} rows read by {len(states)} queries in {runner.seconds:.1f} s{each}")
+    outputs = "output" if len(states) == 1 else "outputs"
+    each = " (a message counts once for each read)" if len(states) > 1 else ""
+    print(f"{runner.rows_read:,} rows read for {len(states)} {outputs} in {runner.seconds:.1f} s{each}")
 
 
 def _check_spark() -> None:

@@ -73,6 +73,11 @@ def is_misfit(text: str) -> bool:
     return any(name in text for name in _MISFITS)
 
 
+def is_stopped(text: str) -> bool:
+    """Whether a job ended because its query is being stopped."""
+    return any(name in text for name in _STOPPED)
+
+
 def telling_line(text: str) -> str:
     """The line of an exception that tells the reason, with the error's class: one of our errors if there is one, else a
     transient failure, else the innermost cause."""
@@ -129,7 +134,7 @@ def with_short_errors(write: Write) -> Write:
             write(batch, batch_id)
         except Exception as error:
             text = str(error)
-            if any(name in text for name in _STOPPED):
+            if is_stopped(text):
                 raise BatchStoppedError(_INTERRUPTED) from None
             raise BatchFailedError(f"batch {batch_id}: {telling_line(text)}") from None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import NamedTuple
 
 from slipstream.errors import UsageError
@@ -88,7 +89,10 @@ class OptionReader:
             raise UsageError(f"{fmt} has no option {unknown[0]!r}: {_SECRET_ADVICE}")
         plural = "s" if len(unknown) > 1 else ""
         names = ", ".join(map(repr, unknown))
-        raise UsageError(f"{fmt} has no option{plural} {names}; it has {', '.join(known)}")
+        lowered_known = {name.lower(): name for name in known}  # Spark passes names in lower case
+        near = [lowered_known[one] for name in unknown for one in get_close_matches(name, lowered_known, 1)]
+        hint = f"did you mean {', '.join(near)}? It has" if near else "it has"
+        raise UsageError(f"{fmt} has no option{plural} {names}; {hint} {', '.join(known)}")
 
     def has(self, name: str) -> bool:
         """Whether the user set it."""

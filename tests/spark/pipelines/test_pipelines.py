@@ -274,7 +274,7 @@ class TestRunning:
         assert rows_of(tmp_path)["words"] < 20_000, "the run was done before it was interrupted"
         assert said[-2] == "stopped; the next run goes on from here"
         other = re.compile(
-            r"words: batch \d+ read|created |pipeline small: |Spark is up|\d[\d,]* rows read by|stopped;"
+            r"words: batch \d+ read|created |pipeline small: |Spark is up|\d[\d,]* rows read for|stopped;"
         )
         assert [line for line in said if not other.match(line)] == []
         assert "StackOverflowError" not in (tmp_path / "small-state" / "spark.log").read_text()
@@ -294,7 +294,7 @@ class TestRunning:
             if job.poll() is None:
                 os.killpg(job.pid, signal.SIGKILL)
                 job.wait(timeout=20)
-        end = "stopped; the next run goes on from here\n0 rows read by 0 queries in 0.0 s\n"
+        end = "stopped; the next run goes on from here\n0 rows read for 0 outputs in 0.0 s\n"
         assert log.read_text().endswith(end)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections import deque
 from pathlib import Path
 from typing import NoReturn
 from unittest import mock
@@ -15,6 +16,7 @@ from slipstream.errors import Error
 from slipstream.spark.pipelines import parse
 from slipstream.spark.pipelines.build import QueryPlan
 from slipstream.spark.pipelines.display import Lines
+from slipstream.spark.pipelines.fan_out.shared_read import WrittenBatch
 from slipstream.spark.pipelines.lag import lag_seconds, letter_counts
 from slipstream.spark.pipelines.runner import Runner, RunningQuery
 from slipstream.spark.pipelines.state import QueryState, StateFolder
@@ -212,3 +214,69 @@ def test_run_holds_the_lock_before_it_connects(tmp_path: Path, monkeypatch: pyte
         Runner(pipeline, once=True).run()
     assert seen == [(os.getpid(), "", {"copy": QueryState(rows=5)})]
     assert state.read_run()[0] == 0
+
+
+class Read:
+    """A shared read with the attributes that the runner reads."""
+
+    def __init__(self) -> None:
+        self.failed: dict[str, str] = {}
+        self.batches: dict[int, dict[str, WrittenBatch]] = {}
+
+    def written(self, batch: int) -> dict[str, WrittenBatch]:
+        return self.batches.pop(batch, {})
+
+
+def shared_by(runner: Runner, *names: str) -> tuple[RunningQuery, Read]:
+    """A query of these outputs, which are all of the pipeline."""
+    read = Read()
+    runner.queries = {name: RunningQuery(QueryPlan(name, None, mock.Mock())) for name in names}
+    plan = QueryPlan("shared-x", None, mock.Mock())
+    query = RunningQuery(plan, members=list(runner.queries.values()), shared=read)  # type: ignore[arg-type]
+    runner._shared = [query]
+    return query, read
+
+
+def test_batches_of_a_shared_read_are_those_of_its_outputs_and_read_once(tmp_path: Path) -> None:
+    runner = Runner(parse(SMALL, file=str(tmp_path / "p.toml")), once=True)
+    shared, read = shared_by(runner, "alerts", "history")
+    query = Query()
+    shared.started(query)  # type: ignore[arg-type]
+    read.batches = {
+        0: {"alerts": WrittenBatch(58, 1), "history": WrittenBatch(31, 9)},
+        1: {"history": WrittenBatch(32, 4)},  # repeated: alerts were written before
+    }
+    query.recentProgress = [progress(0, 10, 0), progress(1, 5, 0)]
+    shared.update()
+    shared.update()  # nothing new
+    states = {name: one.state for name, one in runner.queries.items()}
+    assert (states["alerts"].batch, states["alerts"].rows, states["alerts"].written) == (58, 10, 1)
+    assert (states["history"].batch, states["history"].rows, states["history"].written) == (32, 15, 13)
+    assert runner.rows_read == runner.result()["rows_read"] == 15
+    assert set(runner.result()["outputs"]) == {"alerts", "history"}
+
+
+def test_output_of_a_shared_read_that_failed_for_good_does_not_end_the_others(tmp_path: Path) -> None:
+    runner = Runner(parse(SMALL, file=str(tmp_path / "p.toml")), once=True)
+    shared, read = shared_by(runner, "alerts", "history")
+    alerts, history = shared.members
+    said = io.StringIO()
+    screen = Lines(said)
+    shared.started(Query())  # type: ignore[arg-type]
+    read.failed["alerts"] = "slipstream.errors.UsageError: stream 'ALERTS' does not exist"
+    assert runner._check(deque(), screen)
+    assert runner._check(deque(), screen)  # and is told once
+    assert said.getvalue() == "alerts: failed: stream 'ALERTS' does not exist\n"
+    assert (alerts.is_failed, history.is_failed, shared.is_failed) == (True, False, False)
+    assert (alerts.query, history.query) == (None, shared.query)
+
+    # A server that is away: the outputs that are left are restarted together.
+    runner._failed(shared, "slipstream.errors.ConnectionLostError: refused", screen)
+    assert said.getvalue().splitlines()[-1] == "history: refused; restarting in 1 s"
+    assert (shared.query, history.query, history.state.failures, alerts.state.failures) == (None, None, 1, 1)
+    shared.started(Query())  # type: ignore[arg-type]
+    read.failed["history"] = "no space left on device"
+    runner._failed(shared, "slipstream.errors.Error: every output of this read has failed", screen)
+    assert shared.is_failed
+    assert said.getvalue().splitlines()[-1] == "history: failed: no space left on device"
+    assert not runner._check(deque(), screen)

@@ -282,7 +282,7 @@ class TestReading:
 
 class TestRefusals:
     def test_options_and_buckets(self, spark: SparkSession, real_url: str) -> None:
-        with pytest.raises(PySparkException, match="has no option 'key'; it has bucket, keys"):
+        with pytest.raises(PySparkException, match=r"has no option 'key'; did you mean keys\? It has bucket, keys"):
             read(spark, real_url, "b", key="x")
         with pytest.raises(PySparkException, match=r"option 'keys': key filter must be .*, got 'a\*'"):
             read(spark, real_url, "b", keys="a*")

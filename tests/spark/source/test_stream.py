@@ -13,6 +13,7 @@ from typing import Any, Self
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from slipstream import BlockingJetStream, BucketConfig, StreamConfig, connect_blocking
 from slipstream.api import format_time
@@ -268,7 +269,9 @@ class TestRefusals:
     """What cannot be read says why, before any job."""
 
     def test_options(self, spark: SparkSession, real_url: str) -> None:
-        with pytest.raises(PySparkException, match="has no option 'startng'; it has stream, subjects"):
+        with pytest.raises(
+            PySparkException, match=r"has no option 'startng'; did you mean starting\? It has stream, subjects"
+        ):
             read(spark, real_url, "S", startng=5)
         with pytest.raises(PySparkException, match="'starting' must be 'earliest', 'latest', a sequence"):
             read(spark, real_url, "S", starting="soon")
@@ -495,3 +498,48 @@ class TestStreamingRefusals:
         query = source.writeStream.format("noop").start()
         with pytest.raises(PySparkException, match="'ending' does not apply to readStream"):
             query.awaitTermination()
+
+
+def test_progress_names_the_stream_and_its_lag(
+    any_server: str, fresh: str, js: BlockingJetStream, request: pytest.FixtureRequest
+) -> None:
+    """`latestOffset` in `query.lastProgress` is what `reportLatestOffset` returns."""
+    js.create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.>",)))
+    options = {"path": fresh, "servers": any_server, "pollInterval": "0.000001", "subjects": f"{fresh}.a"}
+    source = JetStreamDataSource(options)
+    reader = source.streamReader(source.schema())
+    request.addfinalizer(reader.stop)
+    assert reader.reportLatestOffset() is None  # before the first batch
+    for n in range(6):
+        js.publish(f"{fresh}.{'ab'[n % 2]}", b"%d" % n)
+    published = time.time()
+    created = format_time(js.stream(fresh).info().created)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadMaxRows(4))
+    found = reader.reportLatestOffset()
+    assert found is not None
+    assert 0 <= found.pop("lag_seconds") <= time.time() - published + 5
+    assert found == {"seq": 6, "created": created, "stream": fresh, "lag_messages": 2}
+    js.stream(fresh).delete_message(5)  # the only one behind the batch that has the subject
+    reader.latestOffset(start, ReadMaxRows(4))
+    assert reader.reportLatestOffset() == {**found, "lag_seconds": 0.0}
+    reader.latestOffset(end, ReadMaxRows(4))
+    assert reader.reportLatestOffset() == {**found, "lag_messages": 0, "lag_seconds": 0.0}
+
+
+@pytest.mark.parametrize("any_server", ["ours"], indirect=True)
+def test_query_reports_the_stream_and_its_lag(
+    spark: SparkSession, any_server: str, fresh: str, js: BlockingJetStream, tmp_path: Path
+) -> None:
+    js.create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.>",)))
+    for n in range(5):
+        js.publish(f"{fresh}.a", b"%d" % n)
+    reader = spark.readStream.format("jetstream").option("servers", any_server).option("maxMessagesPerTrigger", 3)
+    writer = reader.load(fresh).writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(120)
+    found = [json.loads(one["sources"][0]["latestOffset"]) for one in query.recentProgress]
+    assert [(one["stream"], one["seq"], one["lag_messages"]) for one in found[:2]] == [(fresh, 5, 2), (fresh, 5, 0)]
+    assert found[0]["lag_seconds"] > 0
+    ends = [json.loads(one["sources"][0]["endOffset"]) for one in query.recentProgress]
+    assert all(set(one) == {"seq", "created"} for one in ends)  # what Spark keeps is unchanged

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 METRICS = "slipstream"  # in the progress of a query: `observedMetrics`
 _CORRUPT = "_not_decoded"
+_IS_BAD = "_is_bad"
 # Values keep microseconds, which Spark cuts to milliseconds by default, and nulls, which it leaves out.
 JSON_OPTIONS = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
@@ -51,6 +52,7 @@ class QueryPlan(NamedTuple):
     name: str
     output: Output | None  # None for dead letters
     writer: Callable[[], DataStreamWriter]  # without checkpoint and trigger
+    checkpoint: str = ""  # its folder; empty: that of the output
 
     @property
     def position(self) -> TomlPosition:
@@ -100,7 +102,7 @@ def create_views(
     undecoded: dict[str, DataFrame] = {}
     for source in pipeline.sources:
         with errors_at(pipeline, source.position, f"source {source.name!r}"):
-            raw = read(source) if read else _read_stream(spark, source, connection)
+            raw = read(source) if read else read_stream(spark, source, connection)
             rows, rejected = _decoded(pipeline, source, raw)
             rows.createOrReplaceTempView(source.name)
         if rejected is not None:
@@ -124,21 +126,30 @@ def output_writer(
 ) -> DataStreamWriter:
     """A writer of an output's rows, still without checkpoint and trigger."""
     frame = spark.table(output.view)
-    dead_letters = {"deadLetter": f"{pipeline.dead_letter}.{output.name}"} if pipeline.dead_letter else {}
     if output.kind == "bucket":
-        return _bucket_writer(frame, output, {**connection, **dead_letters})
+        return _bucket_writer(frame, output, sink_settings(pipeline, output, connection))
     if output.kind == "stream":
-        return _stream_writer(frame, output, {**connection, **dead_letters})
-    writer = _counted(frame).writeStream.outputMode(output.mode).format(output.format)
+        return _stream_writer(frame, output, sink_settings(pipeline, output, connection))
+    writer = counted(frame).writeStream.outputMode(output.mode).format(output.format)
     return writer.partitionBy(*output.partition_by) if output.partition_by else writer
+
+
+def sink_settings(pipeline: Pipeline, output: Output, connection: Mapping[str, str]) -> dict[str, str]:
+    """The options of the sink of an output into a bucket or stream, but for its target."""
+    found = dict(connection)
+    if pipeline.dead_letter:
+        found["deadLetter"] = f"{pipeline.dead_letter}.{output.name}"
+    if output.kind == "bucket":
+        found["onlyChanged"] = str(output.only_changed).lower()
+    return found
 
 
 def dead_letter_writer(frame: DataFrame, stream: str, connection: Mapping[str, str]) -> DataStreamWriter:
     """A writer of the records of a source that cannot be decoded."""
-    return _counted(frame).writeStream.format(JETSTREAM).options(**connection).option("stream", stream)
+    return counted(frame).writeStream.format(JETSTREAM).options(**connection).option("stream", stream)
 
 
-def _counted(rows: DataFrame) -> DataFrame:
+def counted(rows: DataFrame) -> DataFrame:
     """The same rows; `observedMetrics` in the progress of the query has their number."""
     from pyspark.sql import functions as f
 
@@ -161,7 +172,7 @@ def check_format(spark: SparkSession, name: str) -> None:
     sources.lookupDataSource(name, spark._jsparkSession.sessionState().conf())
 
 
-def _read_stream(spark: SparkSession, source: Source, connection: Mapping[str, str]) -> DataFrame:
+def read_stream(spark: SparkSession, source: Source, connection: Mapping[str, str]) -> DataFrame:
     """The messages of a source, as they are."""
     format_ = JETSTREAM if source.stream else JETSTREAM_KV
     reader = spark.readStream.format(format_).options(**connection).options(**source.options)
@@ -220,12 +231,12 @@ def _base64_key(key: Column) -> Column:
 
 
 def _bucket_writer(frame: DataFrame, output: Output, options: Mapping[str, str]) -> DataStreamWriter:
-    write = into_bucket(output.target, {**options, "onlyChanged": str(output.only_changed).lower()})
-    return _counted(output_rows(frame, output)).writeStream.outputMode(output.mode).foreachBatch(write)
+    write = into_bucket(output.target, options)
+    return counted(output_rows(frame, output)).writeStream.outputMode(output.mode).foreachBatch(write)
 
 
 def _stream_writer(frame: DataFrame, output: Output, options: Mapping[str, str]) -> DataStreamWriter:
-    rows = _counted(output_rows(frame, output))
+    rows = counted(output_rows(frame, output))
     if output.mode == "update":  # Spark offers it to Python by foreachBatch only
         return rows.writeStream.outputMode("update").foreachBatch(into_stream(output.target, options))
     return rows.writeStream.format(JETSTREAM).options(**options).option("stream", output.target)
@@ -233,17 +244,47 @@ def _stream_writer(frame: DataFrame, output: Output, options: Mapping[str, str])
 
 def decode(source: Source, raw: DataFrame, dead_letter: str) -> tuple[DataFrame, DataFrame]:
     """The rows of a source, and the messages that cannot be decoded as dead letters on a subject."""
+    frame, is_bad = _parsed(source, raw)
+    return _good_rows(source, frame.where(~is_bad)), _dead_letters(source, frame.where(is_bad), dead_letter)
+
+
+def parse_once(source: Source, raw: DataFrame) -> DataFrame:
+    """The messages of a source, parsed: what `rows_of` and `dead_letters_of` need, without parsing them again."""
+    frame, is_bad = _parsed(source, raw)
+    return frame.withColumn(_IS_BAD, is_bad)
+
+
+def rows_of(source: Source, parsed: DataFrame) -> DataFrame:
+    """The rows of a source, of messages that `parse_once` has parsed."""
+    from pyspark.sql import functions as f
+
+    return _good_rows(source, parsed.where(~f.col(_IS_BAD)))
+
+
+def dead_letters_of(source: Source, parsed: DataFrame, subject: str) -> DataFrame:
+    """The dead letters of messages that `parse_once` has parsed."""
+    return _dead_letters(source, parsed.where(_IS_BAD), subject)
+
+
+def sequence_column(source: Source) -> str:
+    """The column that has the sequence of a message, of `parse_once` or as it is read."""
+    if source.format == "raw":
+        return "sequence" if source.stream else "revision"
+    return STREAM_META["sequence"] if source.stream else BUCKET_META["revision"]
+
+
+def _parsed(source: Source, raw: DataFrame) -> tuple[DataFrame, Column]:
+    """Messages with what was read from them, and whether one cannot be decoded."""
     from pyspark.sql import functions as f
 
     meta, body = (STREAM_META, "data") if source.stream else (BUCKET_META, "value")
     text = f.expr(f"try_validate_utf8(CAST({body} AS STRING))")
-    schema = spark_schema(source)
     if source.format in BINARY:
         text = record_to_json(source)(f.col(body))
     elif source.format == "csv":
         text = f.regexp_replace(text, r"\r?\n\z", "")  # a line end, which is not part of the last column
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, **source.parse}
-    wanted = f"{schema}, {_CORRUPT} STRING"
+    wanted = f"{spark_schema(source)}, {_CORRUPT} STRING"
     read = f.from_csv if source.format == "csv" else f.from_json
     kept = [f.col(name).alias(alias) for name, alias in meta.items()]
     frame = raw.select(*kept, f.col(body).alias("_data"), text.alias("_text"))
@@ -254,14 +295,19 @@ def decode(source: Source, raw: DataFrame, dead_letter: str) -> tuple[DataFrame,
     is_bad = f.coalesce(is_bad, f.lit(True))
     if source.bucket:
         is_bad = is_bad & (f.col("_operation") == "PUT")
-    good = frame.where(~is_bad).select("_row.*", *meta.values()).drop(_CORRUPT)
-    return good, _dead_letters(source, frame.where(is_bad), schema, dead_letter)
+    return frame, is_bad
 
 
-def _dead_letters(source: Source, bad: DataFrame, schema: str, subject: str) -> DataFrame:
+def _good_rows(source: Source, good: DataFrame) -> DataFrame:
+    meta = STREAM_META if source.stream else BUCKET_META
+    return good.select("_row.*", *meta.values()).drop(_CORRUPT)
+
+
+def _dead_letters(source: Source, bad: DataFrame, subject: str) -> DataFrame:
     """The records that were not decoded, as messages for the dead-letter stream."""
     from pyspark.sql import functions as f
 
+    schema = spark_schema(source)
     reason = f.when(f.col("_data").isNull() | (f.length("_data") == 0), "empty")
     if source.format in BINARY:
         reason = reason.when(f.col("_text").isNull(), f"not {BINARY[source.format]} of the schema")

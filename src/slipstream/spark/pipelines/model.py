@@ -122,6 +122,7 @@ class Pipeline:
     state: str = ""
     trigger: str = "1 second"
     dead_letter: str = ""
+    share_reads: bool = True  # whether outputs whose rows need no state are written from one read of their source
     metrics: str = ""  # address of the endpoint for Prometheus
     ui: str = ""  # port of the Spark UI; empty: there is none
     connection: Mapping[str, str] = field(default_factory=dict)

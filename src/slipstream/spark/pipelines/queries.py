@@ -21,7 +21,7 @@ def start_query(plan: QueryPlan, pipeline: Pipeline, state: StateFolder, *, once
     """Start a query, for everything available now (`once`) or with the trigger of the pipeline."""
     with errors_at(pipeline, plan.position, f"output {plan.name!r}"):
         writer = plan.writer().queryName(f"{pipeline.name}-{plan.name}")
-        writer = writer.option("checkpointLocation", str(state.checkpoint(plan.name)))
+        writer = writer.option("checkpointLocation", str(plan.checkpoint or state.checkpoint(plan.name)))
         writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=pipeline.trigger)
         return _start_writer(writer, pipeline, state, plan.output)
 

@@ -385,6 +385,7 @@ class _Reader:
             state=head.text("state"),
             trigger=self._trigger(head),
             dead_letter=head.checked("dead_letter", check_name),
+            share_reads=bool(head.get("share_reads", bool, True, what="true or false")),
             metrics=self._metrics(head),
             ui=self._ui(spark),
             connection=connection,

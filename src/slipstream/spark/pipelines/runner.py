@@ -1,9 +1,9 @@
 """Runner of a pipeline: starts its queries, supervises them, and stops when they are done (`once`) or on request.
 
-Every output is a query with a checkpoint of its own. A query that fails because a server was unreachable is restarted
-after a back-off, for as long as it takes, and continues from its checkpoint. Any other failure ends that query: the
-others go on, and the run reports it at once and in the end. A run may be stopped at any moment: the next run repeats
-what was not committed, and its rows are written exactly once.
+Every output has a checkpoint of its own, and a query of its own or one that it shares with others (`fan_out/`). A query
+that fails because a server was unreachable is restarted after a back-off, for as long as it takes, and continues from
+its checkpoint. Any other failure ends that output: the others go on, and the run reports it at once and in the end. A
+run may be stopped at any moment: the next run repeats what was not committed, and its rows are written exactly once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from slipstream.client.backoff import Backoff
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from slipstream.spark.pipelines.build import QueryPlan
+    from slipstream.spark.pipelines.fan_out.shared_read import SharedRead
 
 POLL = 0.5  # seconds between two looks at the queries
 METRICS = "slipstream"  # as build.py names them, which needs pyspark
@@ -44,6 +45,7 @@ START_TIMEOUT = 20.0  # after so many seconds a query no longer counts as starti
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0
 MAX_FAILURES = 20
+SHARED = "shared-"  # before a source's name: the query that reads it for several outputs
 
 
 def _ignored(*_: object, **__: object) -> None:
@@ -51,10 +53,23 @@ def _ignored(*_: object, **__: object) -> None:
 
 
 class RunningQuery:
-    """One query of the pipeline, its progress and its failures."""
+    """One output of the pipeline, its query, progress and failures; or a query that several outputs share.
 
-    def __init__(self, plan: QueryPlan, events: Callable[..., None] = _ignored) -> None:
+    The outputs that share a query are `members` of it: it is started and restarted, they are reported.
+    """
+
+    def __init__(
+        self,
+        plan: QueryPlan,
+        events: Callable[..., None] = _ignored,
+        *,
+        members: Sequence[RunningQuery] = (),
+        shared: SharedRead | None = None,
+    ) -> None:
         self.plan = plan
+        self.members = tuple(members)
+        self.shared = shared
+        self.rows_read = 0  # by this query: a row that members share counts once
         self._events = events
         self.name: str = plan.name
         self.state: QueryState = QueryState()
@@ -68,7 +83,19 @@ class RunningQuery:
     def started(self, query: StreamingQuery) -> None:
         """Take the query that Spark has started."""
         self.query = query
+        for member in self.members:
+            member.query = query
         self._starts_until = time.monotonic() + START_TIMEOUT
+
+    def ended(self) -> None:
+        """The query has ended and is to be started again, or never."""
+        self.query = None
+        for member in self.members:
+            member.query = None
+
+    def outputs(self) -> list[RunningQuery]:
+        """What this query writes: its members that have not failed for good, or itself."""
+        return [one for one in self.members if not one.is_failed] if self.members else [self]
 
     def is_starting(self) -> bool:
         """Whether Spark is still preparing the query."""
@@ -90,9 +117,24 @@ class RunningQuery:
             if key in self._seen:
                 continue
             self._seen.add(key)
-            self._add(progress)
+            self.rows_read += progress["numInputRows"]
+            if self.shared is None:
+                self.add_progress(progress)
+            else:
+                self._add_shared(progress, self.shared)
 
-    def _add(self, progress: Any) -> None:
+    def _add_shared(self, progress: Any, shared: SharedRead) -> None:
+        """Add a batch to the members that it was written to, each with its own number."""
+        written = shared.written(progress["batchId"])
+        if progress["numInputRows"]:
+            self.backoff.reset()
+        for member in self.members:
+            if (found := written.get(member.name)) is not None:
+                counts = {METRICS: {"rows": found.rows}}
+                member.add_progress({**dict(progress), "batchId": found.batch, "observedMetrics": counts})
+
+    def add_progress(self, progress: Any) -> None:
+        """Add a batch that Spark has reported."""
         state = self.state
         rows = progress["numInputRows"]
         state.late += late_rows(progress)
@@ -153,7 +195,8 @@ class Runner:
         self._stopping = threading.Event()
         self._max_starting = max(2, os.cpu_count() or 1)
         self._earlier: dict[str, QueryState] = {}
-        self.queries: dict[str, RunningQuery] = {}
+        self.queries: dict[str, RunningQuery] = {}  # by output
+        self._shared: list[RunningQuery] = []
         self.seconds: float = 0.0
         self._measure_at = 0.0
         self._page = b""
@@ -192,6 +235,16 @@ class Runner:
             raise Error("\n".join(failed))
         return {name: one.state for name, one in self.queries.items()}
 
+    @property
+    def rows_read(self) -> int:
+        """The rows that Spark has read from sources; outputs that share a read count once."""
+        return sum(one.rows_read for one in self._started())
+
+    def _started(self) -> list[RunningQuery]:
+        """What is started and supervised: the shared queries, and the outputs that share none."""
+        members = {id(one) for query in self._shared for one in query.members}
+        return [*self._shared, *(one for one in self.queries.values() if id(one) not in members)]
+
     def result(self) -> dict[str, Any]:
         """What the run has done so far, for programs."""
         names = ("rows", "written", "batch", "at", "dead", "error", "error_at", "is_failed")
@@ -200,7 +253,9 @@ class Runner:
             for name, one in self.queries.items()
         }
         ok = bool(outputs) and not any(one.is_failed for one in self.queries.values())
-        return {"pipeline": self._pipeline.name, "ok": ok, "seconds": round(self.seconds, 3), "outputs": outputs}
+        seconds = round(self.seconds, 3)
+        head = {"pipeline": self._pipeline.name, "ok": ok, "seconds": seconds, "rows_read": self.rows_read}
+        return head | {"outputs": outputs}
 
     def _run_on_spark(self, connection: dict[str, str], js: JetStream, screen: Lines) -> None:
         report = check_servers(self._pipeline, js)
@@ -213,6 +268,7 @@ class Runner:
         screen.say(f"Spark is up after {time.monotonic() - begin:.1f} s")
         from slipstream.spark.pipelines.build import plan_queries  # imports pyspark: after its environment is set
         from slipstream.spark.pipelines.checks.deep import deep_mistakes
+        from slipstream.spark.pipelines.fan_out.sharing import shared_reads
 
         try:
             if not self._stopping.is_set():  # a signal may arrive while Spark starts
@@ -222,15 +278,27 @@ class Runner:
                     screen.say(f"created {created}")
                 plans = plan_queries(spark, self._pipeline, connection, snapshots=str(self._state.tables))
                 self.queries = {plan.name: RunningQuery(plan, self._events.add) for plan in plans}
+                self._shared = [
+                    self._share(read, screen) for read in shared_reads(spark, self._pipeline, plans, connection)
+                ]
                 self._supervise(connection, js, screen)
         finally:
             self._save(connection)
             spark.stop()
 
+    def _share(self, read: SharedRead, screen: Lines) -> RunningQuery:
+        """The query of a shared read."""
+        from slipstream.spark.pipelines.build import QueryPlan
+
+        names = [one.name for one in read.outputs]
+        screen.say(f"one read of {read.source} for {', '.join(names)}")
+        plan = QueryPlan(f"{SHARED}{read.source}", None, read.writer, str(read.checkpoint.folder))
+        return RunningQuery(plan, members=[self.queries[name] for name in names], shared=read)
+
     def _supervise(self, connection: dict[str, str], js: JetStream, screen: Lines) -> None:
         """Start the queries, restart those that failed, and report, until all are done or the run is stopped."""
         begin = time.monotonic()
-        waiting = deque(self.queries.values())
+        waiting = deque(self._started())
         try:
             while not self._stopping.is_set():
                 self._start_waiting(waiting)
@@ -242,7 +310,7 @@ class Runner:
             self._report(connection, js, screen)
         finally:
             self.seconds = time.monotonic() - begin
-            for one in self.queries.values():
+            for one in self._started():
                 if one.query is not None and one.query.isActive:
                     one.query.stop()
                 one.update()
@@ -255,23 +323,25 @@ class Runner:
     def _may_start(self) -> bool:
         """Whether few queries are starting. Each starts a Python process of its own, and Spark gives up on one that
         does not answer within ten seconds, which happens when many start, or restart, at once on few cores."""
-        return sum(one.is_starting() for one in self.queries.values()) < self._max_starting
+        return sum(one.is_starting() for one in self._started()) < self._max_starting
 
     def _start(self, one: RunningQuery) -> None:
         from slipstream.spark.pipelines.queries import start_query
 
         query = start_query(one.plan, self._pipeline, self._state, once=self._once)
         one.started(query)
-        self._event("query_started", output=one.name, query_id=str(query.id), run_id=str(query.runId))
+        for output in one.outputs():
+            self._event("query_started", output=output.name, query_id=str(query.id), run_id=str(query.runId))
 
     def _check(self, waiting: deque[RunningQuery], screen: Lines) -> bool:
         """Restart the queries whose pause is over and handle failures; False once every query is done. Queries that
         wait for their first start are left alone."""
         is_any = bool(waiting)
-        for one in self.queries.values():
+        for one in self._started():
             if one in waiting or one.is_failed:
                 continue
             one.update()
+            self._give_up_members(one, screen)
             if one.query is None:
                 if time.monotonic() >= one.restart_at and self._may_start():
                     self._start(one)
@@ -283,31 +353,54 @@ class Runner:
                 is_any = is_any or not one.is_failed
         return is_any
 
+    def _give_up_members(self, one: RunningQuery, screen: Lines) -> None:
+        """Outputs of a shared query that have failed for good; the others go on."""
+        for member in one.members if one.shared else ():
+            text = one.shared.failed.get(member.name) if one.shared else None
+            if text is not None and not member.is_failed:
+                self._note(member, reason_of(text))
+                member.state.failures += 1
+                self._give_up(member, screen)
+
+    def _note(self, one: RunningQuery, reason: str) -> None:
+        one.state.error, one.state.error_at, one.state.is_recovered = reason, now_text(), False
+
+    def _give_up(self, one: RunningQuery, screen: Lines) -> None:
+        one.is_failed = one.state.is_failed = True
+        one.query = None
+        screen.say(f"{one.name}: failed: {one.state.error}")
+        self._event("query_given_up", output=one.name, reason=one.state.error)
+
     def _failed(self, one: RunningQuery, text: str, screen: Lines) -> None:
         """Schedule a restart, or give the query up if another attempt would not help."""
+        self._give_up_members(one, screen)
+        outputs = one.outputs()
+        names = ", ".join(output.name for output in outputs)
         reason = reason_of(text)
         if is_misfit(text):
+            options = " ".join(f"--output {output.name}" for output in outputs)
             reason = (
                 f"a step was changed so that the state of this output no longer fits: "
-                f"slipstream pipeline reset {self._pipeline.file} --output {one.name}"
+                f"slipstream pipeline reset {self._pipeline.file} {options}"
             )
-        one.state.error, one.state.error_at, one.state.is_recovered = reason, now_text(), False
-        one.state.failures += 1
+        for output in outputs:
+            self._note(output, reason)
+            output.state.failures += 1
         pause = one.backoff.next()
         is_hopeless = one.backoff.failures > MAX_FAILURES and not is_outage(text)
-        if is_hopeless or not is_transient(text):
-            one.is_failed = one.state.is_failed = True
-            one.query = None
-            screen.say(f"{one.name}: failed: {reason}")
-            self._event("query_given_up", output=one.name, reason=reason)
+        one.ended()
+        if not outputs or is_hopeless or not is_transient(text):
+            one.is_failed = True
+            for output in outputs:
+                self._give_up(output, screen)
             return
-        screen.say(f"{one.name}: {reason}; restarting in {pause:g} s")
-        self._event("query_failed", output=one.name, reason=reason, restarts_in=pause)
-        one.query = None
+        screen.say(f"{names}: {reason}; restarting in {pause:g} s")
+        for output in outputs:
+            self._event("query_failed", output=output.name, reason=reason, restarts_in=pause)
         one.restart_at = time.monotonic() + pause
 
     def _report(self, connection: dict[str, str], js: JetStream, screen: Lines) -> None:
-        for one in self.queries.values():
+        for one in self._started():
             one.update()
         lags = self._lags(js)
         self._measure(js, lags)

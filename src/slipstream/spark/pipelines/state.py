@@ -97,6 +97,10 @@ class StateFolder:
         """The checkpoint of an output."""
         return self.path / "checkpoints" / output
 
+    def shared(self, source: str) -> Path:
+        """The checkpoint of the query that reads a source for several outputs."""
+        return self.path / "shared" / source
+
     def query_id(self, output: str) -> str:
         """The id of an output's query; empty if it has none yet."""
         return _query_id(self.checkpoint(output))
@@ -198,6 +202,8 @@ class StateFolder:
                 for states in self.tables.glob(f"*/{query}"):
                     shutil.rmtree(states)
             shutil.rmtree(folder)
+        if not any((self.path / "checkpoints").glob("*")) and (self.path / "shared").exists():
+            shutil.rmtree(self.path / "shared")
         _, url, queries = self.read_run()
         if queries:
             self.write_run(url, {name: one for name, one in queries.items() if name not in outputs})

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from slipstream.spark.failures import with_short_errors
 from slipstream.spark.option_reader import DEFAULT_RETRY_FOR
-from slipstream.spark.options import JETSTREAM, sink_options, stream_sink_options
+from slipstream.spark.options import sink_options, stream_sink_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-NOTHING = "nothing BOOLEAN"  # the columns of a job that returns no rows
+COUNT = "rows"  # the column that a task returns
 
 
 def into_bucket(bucket: str, options: Mapping[str, str] | None = None) -> Callable[[DataFrame, int], None]:
@@ -28,20 +28,11 @@ def into_bucket(bucket: str, options: Mapping[str, str] | None = None) -> Callab
 
     A retried micro-batch writes the same values, so the view comes out the same.
     """
-    settings = _waiting(options, bucket=bucket)
+    settings = waiting(options, bucket=bucket)
     sink_options(settings)  # a mistake is raised now, not in the first micro-batch
 
     def write(batch: DataFrame, batch_id: int) -> None:  # noqa: ARG001 - Spark passes both
-        # `batch.write` would start two Python processes for each micro-batch to plan it, a third of the batch's time.
-        from slipstream.spark.sink.kv import key_value_task  # pyspark: not where a pipeline's file is merely read
-
-        task = key_value_task(settings, batch.schema)
-
-        def run(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            task.run(rows)
-            return iter(())
-
-        batch.mapInArrow(run, NOTHING).collect()
+        write_to_bucket(batch, settings)
 
     return with_short_errors(write)
 
@@ -51,16 +42,44 @@ def into_stream(stream: str, options: Mapping[str, str] | None = None) -> Callab
 
     To write more than once in one micro-batch, give each write a name of its own by the option `writeId`.
     """
-    settings = _waiting(options, stream=stream)
+    settings = waiting(options, stream=stream)
     stream_sink_options(settings)
 
     def write(batch: DataFrame, batch_id: int) -> None:
-        batch.write.format(JETSTREAM).mode("append").options(**settings).option("batchId", str(batch_id)).save()
+        write_to_stream(batch, {**settings, "batchId": str(batch_id)})
 
     return with_short_errors(write)
 
 
-def _waiting(options: Mapping[str, str] | None, **target: str) -> dict[str, str]:
+def write_to_bucket(rows: DataFrame, options: Mapping[str, str]) -> int:
+    """Put the rows of a micro-batch into a bucket; returns how many there were."""
+    from slipstream.spark.sink.kv import key_value_task  # pyspark: not where a pipeline's file is merely read
+
+    task = key_value_task(options, rows.schema)
+    return _run(rows, lambda batches: task.run(batches).rows)
+
+
+def write_to_stream(rows: DataFrame, options: Mapping[str, str]) -> int:
+    """Publish the rows of a micro-batch, whose number is the option `batchId`; returns how many there were."""
+    from slipstream.spark.sink.stream import StreamBatchWriter, stream_task
+
+    writer = StreamBatchWriter(stream_task(options, rows.schema))
+    return _run(rows, lambda batches: writer.write(batches).rows)
+
+
+def _run(rows: DataFrame, work: Callable[[Iterator[pa.RecordBatch]], int]) -> int:
+    """Run a task over each partition. `rows.write` would start two Python processes for each micro-batch to plan it, a
+    third of the batch's time."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as arrow
+
+        yield arrow.RecordBatch.from_pydict({COUNT: arrow.array([work(batches)], arrow.int64())})
+
+    return sum(row[0] for row in rows.mapInArrow(run, f"{COUNT} BIGINT").collect())
+
+
+def waiting(options: Mapping[str, str] | None, **target: str) -> dict[str, str]:
     """The options of the write. To Spark each micro-batch is a batch write, whose planning waits for a server that is
     away only if that is asked for; a streaming query always waits."""
     found = {**(options or {}), **target}

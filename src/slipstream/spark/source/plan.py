@@ -77,7 +77,7 @@ def check_readable(info: StreamInfo) -> None:
     if not config.allow_direct:
         raise UsageError(
             f"stream {name!r} does not offer Direct Get: set 'allow_direct' to true in its configuration "
-            f"(update_stream, or `nats stream edit {name} --allow-direct`)"
+            f"(update_stream, or `slipstream stream edit {name} --allow-direct`)"
         )
 
 

@@ -17,6 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial, reduce
 from operator import or_
@@ -210,6 +211,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._columns = columns
         self._target: Offset | None = None
         self._newest: Offset | None = None
+        self._end: Offset | None = None  # of the batch that was planned last
         self._server: RetryingConnection | None = None  # of the driver's copy
         self._polled: tuple[float, StreamInfo] | None = None
 
@@ -247,13 +249,38 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             by_bytes = plan.rows_within(self._options.max_bytes_per_trigger, info)
             most = min(most, by_bytes) if most else by_bytes
         fail = self._options.fail_on_data_loss
-        end = plan.next_offset(begin, info, limit=most, target=self._target, fail=fail)
+        self._end = end = plan.next_offset(begin, info, limit=most, target=self._target, fail=fail)
         if end.skipped > begin.skipped:
             _skipped(self._options.stream)(plan.Range(begin.seq + 1, begin.seq + end.skipped - begin.skipped))
         return end.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return self._newest.to_json() if self._newest is not None else None
+        """The newest offset, for reports only. Spark offers Python sources neither metrics nor a description of their
+        own, but shows this value in `query.lastProgress`: so it names the stream, and says how much is still to be read
+        behind the batch."""
+        if self._newest is None or self._end is None:
+            return None
+        is_same = self._newest.created == self._end.created
+        behind = max(self._newest.seq - (self._end.seq if is_same else 0), 0)
+        found: dict[str, Any] = {**self._newest.to_json(), "stream": self._options.stream, "lag_messages": behind}
+        if not behind:
+            return {**found, "lag_seconds": 0.0}
+        with suppress(Error):  # a report must not end the query: then it is without the age
+            found["lag_seconds"] = self._age_behind(self._end) if is_same else 0.0
+        return found
+
+    def _age_behind(self, end: Offset) -> float:
+        """The age of the oldest message behind an offset, by the clocks of server and driver."""
+
+        def oldest(stream: Stream) -> list[int]:
+            found = []
+            for subject in self._options.subjects or (">",):
+                with suppress(MessageNotFoundError):  # removed meanwhile, or of other subjects
+                    found.append(stream.get_next(subject, seq=end.seq + 1).time)
+            return found
+
+        times = self._ask(oldest)
+        return round(max(time.time() - min(times) / 1e9, 0.0), 3) if times else 0.0
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         info = self._info()
