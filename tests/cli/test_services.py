@@ -68,6 +68,6 @@ def test_pings_have_a_time(cli: Cli, fresh: str, service: BlockingService) -> No
 def test_service_that_does_not_answer_is_an_error_and_none_at_all_is_not(cli: Cli, fresh: str) -> None:
     done = cli.run("service", "info", fresh)
     assert (done.code, done.out) == (5, "")
-    assert "no such service answers" in done.err
+    assert "no service answered" in done.err
     assert cli.run("service", "stats", fresh, "id").code == 5
     assert cli.ok("service", "ls", "--json").out.startswith("[")

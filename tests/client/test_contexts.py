@@ -29,7 +29,7 @@ def test_a_context_file_that_is_open_to_others_is_reported(
         assert caplog.text == ""
         path.chmod(mode)
         assert contexts.load("c").password == "PASS"
-    assert f"can be {word} by others (mode {mode:03o}); chmod 600 it" in caplog.text
+    assert f"can be {word} by others (mode {mode:03o}); run chmod 600 on it" in caplog.text
     assert "PASS" not in caplog.text
 
 

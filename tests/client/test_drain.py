@@ -303,7 +303,7 @@ def test_a_callback_that_does_not_end_ends_a_drain_by_its_timeout(driver: Driver
     sub = nc.subscribe("drain.stuck", callback=callback)
     nc.publish("drain.stuck")
     nc.flush()
-    with pytest.raises(RequestTimeoutError, match=r"within 1 s: a callback still runs"):
+    with pytest.raises(RequestTimeoutError, match=r"within 1 s: a callback is still running"):
         sub.drain(timeout=1)
     go_on.set()
     nc.close()

@@ -70,7 +70,7 @@ def test_credentials_hold_a_jwt_and_its_seed() -> None:
         (credentials("only.two", USER.seed), "c.creds: the block .* must hold a JWT"),
         (
             credentials(JWT, USER.seed).replace("NKEY SEED", "NKEY"),
-            "c.creds: there must be one block 'BEGIN USER NKEY SEED', got 0",
+            "c.creds: expected one block 'BEGIN USER NKEY SEED', got 0",
         ),
         (credentials(JWT, USER.seed[:-1]), "c.creds: an nkey seed must"),
         (credentials(JWT, new_key(Kind.ACCOUNT).seed), "c.creds: the seed must be for USER"),
@@ -159,7 +159,7 @@ def test_a_file_that_holds_no_secret_is_named(tmp_path: Path, content: bytes, me
     "given", [{"token": "t", "user": "u"}, {"nkey": USER.seed, "credentials": "c"}, {"token": "t", "nkey": USER.seed}]
 )
 def test_only_one_way_to_log_in_is_allowed(given: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="there must be one way to log in"):
+    with pytest.raises(UsageError, match="expected one way to log in"):
         options(**given)
 
 

@@ -65,7 +65,7 @@ def test_one_way_to_log_in_is_left_as_the_nats_tool_does(arguments: dict[str, st
         ({"wait_for_server": "30"}, "of seconds of more than 0, got '30'"),
         ({"wait_for_server": math.nan}, "of seconds of more than 0, got nan"),
         ({"max_reconnects": -1}, "max_reconnects must be 0 or more, or None for no limit, got -1"),
-        ({"token": "t", "nkey": "n"}, "there must be one way to log in, got token, nkey"),
+        ({"token": "t", "nkey": "n"}, "expected one way to log in, got token, nkey"),
     ],
 )
 def test_options_are_checked(arguments: dict[str, Any], text: str) -> None:

@@ -29,6 +29,7 @@ from slipstream.objects._async.object_store import ObjectStore
 HALF = "\ud800"  # of a surrogate pair: it cannot be sent
 NOTHING: Any = None
 TIMEOUT = "timeout must be a timedelta or a number of seconds, 0 or more, got"
+SUBJECT = "subject must be dot-separated tokens"
 
 
 class Handles(NamedTuple):
@@ -46,8 +47,8 @@ Call = Callable[[Handles, Any], Any]
 
 # What to call, with which values, and the error.
 CALLS: dict[str, tuple[Call, tuple[Any, ...], str]] = {
-    "publish-subject": (lambda on, bad: on.nc.publish(bad), ({"a": 1}, "a b", 5, NOTHING), "subject must be tokens"),
-    "publish-reply": (lambda on, bad: on.nc.publish("a", reply=bad), (5, b"a", "a b"), "subject must be tokens"),
+    "publish-subject": (lambda on, bad: on.nc.publish(bad), ({"a": 1}, "a b", 5, NOTHING), SUBJECT),
+    "publish-reply": (lambda on, bad: on.nc.publish("a", reply=bad), (5, b"a", "a b"), SUBJECT),
     "publish-headers": (
         lambda on, bad: on.nc.publish("a", headers=bad),
         (5, "a b", [1], [("a",)]),
@@ -59,14 +60,14 @@ CALLS: dict[str, tuple[Call, tuple[Any, ...], str]] = {
         TIMEOUT,
     ),
     "flush-timeout": (lambda on, bad: on.nc.flush(timeout=bad), (NOTHING, -1, b"5"), TIMEOUT),
-    "subscribe-queue": (lambda on, bad: on.nc.subscribe("a", queue=bad), (NOTHING, 5, "a b"), "subject must be tokens"),
+    "subscribe-queue": (lambda on, bad: on.nc.subscribe("a", queue=bad), (NOTHING, 5, "a b"), SUBJECT),
     "subscribe-limit": (
         lambda on, bad: on.nc.subscribe("a", max_pending_msgs=bad),
         (NOTHING, 0, "5", 1.5),
         "max_pending_msgs must be an integer of at least 1, got",
     ),
     "jetstream-prefix": (lambda on, bad: on.nc.jetstream(prefix=bad), (5, b"a"), "prefix must be a string, got"),
-    "js-publish-subject": (lambda on, bad: on.js.publish(bad), ({"a": 1}, 5, ""), "subject must be tokens"),
+    "js-publish-subject": (lambda on, bad: on.js.publish(bad), ({"a": 1}, 5, ""), SUBJECT),
     "js-publish-timeout": (
         lambda on, bad: on.js.publish("a", timeout=bad),
         (-1, "5", b"5", ["x"]),
@@ -180,7 +181,7 @@ def test_a_bad_argument_of_the_blocking_client_is_named(our_url: str, fresh: str
                 assert str(caught.value) == expected, name
         for subject in ({"a": 1}, 5, "a b"):
             wrong: Any = subject
-            with pytest.raises(UsageError, match=r"^subject must be tokens joined by dots"):
+            with pytest.raises(UsageError, match=r"^subject must be dot-separated tokens"):
                 nc.publish(wrong)
         callable_only: Any = 5
         with pytest.raises(UsageError, match=r"^sentinel must be callable, got 5$"):

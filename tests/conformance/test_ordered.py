@@ -285,7 +285,9 @@ async def test_a_stream_that_was_made_again_ends_the_reading(any_server: str, fr
             await nc.jetstream().create_stream(config)
             await publish(stream, 0, 2)
             for _ in range(2):  # and it stays so
-                with pytest.raises(StreamNotFoundError, match=f"stream '{fresh}' was deleted while it was read"):
+                with pytest.raises(
+                    StreamNotFoundError, match=f"stream '{fresh}' was deleted and recreated while it was read"
+                ):
                     await ordered.next(timeout=20)
 
 

@@ -78,5 +78,5 @@ def test_the_server_side_ttl_is_longer_than_the_lease() -> None:
 
 
 def test_a_key_with_another_value_is_not_a_lease() -> None:
-    with pytest.raises(CodecError, match="holds no lease"):
+    with pytest.raises(CodecError, match="does not contain a lease"):
         decode_record("k", b"hello")

@@ -99,7 +99,7 @@ def test_an_error_is_one_line_in_the_headers_and_is_read_back() -> None:
     assert len(error_headers(1, "x" * 5000)["Nats-Service-Error"]) == 1024
     assert error_headers(1, "\ud800")["Nats-Service-Error"] == "?"
     for code in (-1, "404", True, 4.0):
-        with pytest.raises(UsageError, match="code of a service error must be a number from 0 on"):
+        with pytest.raises(UsageError, match="code of a service error must be a number of at least 0"):
             error_headers(code, "text")  # type: ignore[arg-type]
 
 

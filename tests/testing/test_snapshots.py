@@ -157,14 +157,14 @@ def test_a_snapshot_of_another_server_or_run_is_rejected(slipstream_server: Test
     snapshot = slipstream_server.snapshot()
     slipstream_server.restart()
     slipstream_server.snapshot()
-    with pytest.raises(UsageError, match="of a server that was restarted since, or of another one"):
+    with pytest.raises(UsageError, match="belongs to another server, or to this one before a restart"):
         slipstream_server.restore(snapshot)
-    with pytest.raises(UsageError, match="snapshot must be what snapshot"):
+    with pytest.raises(UsageError, match="snapshot must be a value returned by snapshot"):
         slipstream_server.restore(1)  # type: ignore[arg-type]
     with TestServer(data_dir=tmp_path / "data") as disk:
-        with pytest.raises(UsageError, match="of a server that was restarted"):
+        with pytest.raises(UsageError, match="or to this one before a restart"):
             disk.restore(snapshot)
-        with pytest.raises(UsageError, match="this one is in memory"):
+        with pytest.raises(UsageError, match="this server is in memory"):
             slipstream_server.restore(disk.snapshot())
     with pytest.raises(UsageError, match="the server is not running"):
         disk.snapshot()
@@ -216,7 +216,7 @@ def test_snapshots_on_disk_nest_and_belong_to_one_server(slipstream_server_disk:
     assert [message.data for message in server.stored()] == [b"one", b"three"]
     with TestServer(data_dir=tmp_path / "other") as other:
         other.seed({"O": "o.>"}, {"o.1": b"mine"})
-        with pytest.raises(UsageError, match="the snapshot is of another server"):
+        with pytest.raises(UsageError, match="the snapshot belongs to another server"):
             other.restore(first)
         assert [message.data for message in other.stored()] == [b"mine"]
 

@@ -106,7 +106,7 @@ def test_bad_subjects(subject: Any) -> None:
     with pytest.raises(UsageError, match="subject must be") as caught:
         check_subject(subject)
     assert repr(subject) in str(caught.value)
-    assert "and wildcards" in str(caught.value)
+    assert "or wildcards" in str(caught.value)
 
 
 @pytest.mark.parametrize("subject", [*NEVER, ">.a", "a.>.b", ">.>", "*.>.*"])

@@ -93,7 +93,7 @@ def configuration(kind: type[T], config: T | str, fields: Mapping[str, Any]) -> 
         raise UsageError(f"config must be a {kind.__name__}, got {type(config).__name__}")
     if fields:
         named = ", ".join(fields)
-        raise UsageError(f"{named} must be part of the {kind.__name__}, or go with a name: pass one or the other")
+        raise UsageError(f"{named} must be part of the {kind.__name__}, or be passed with a name, not both")
     return config
 
 

@@ -133,7 +133,7 @@ def parse_time(text: str) -> int:
     """Nanoseconds since the epoch; raises ValueError for anything that is not a time."""
     found = _TIME.fullmatch(text) if isinstance(text, str) else None
     if found is None:
-        raise ValueError(f"time must be RFC 3339 such as 2022-08-06T00:29:27.587861324Z, got {text!r}")
+        raise ValueError(f"time must be RFC 3339, like 2022-08-06T00:29:27.587861324Z, got {text!r}")
     date, clock, fraction, zone = found.groups()
     return _seconds(date, clock, zone) * SECOND + (int(fraction.ljust(9, "0")) if fraction else 0)
 
@@ -171,7 +171,7 @@ def parse_duration(text: str) -> int:
             total += int(found[2]) * unit // 10 ** len(found[2])
         at = found.end()
     if not rest or at < len(rest) or total > _LONGEST:
-        raise ValueError(f"duration must be one such as 1h30m, 90s or 1.5s, got {text!r}")
+        raise ValueError(f"duration must be like 1h30m, 90s or 1.5s, got {text!r}")
     return sign * total
 
 

@@ -81,7 +81,7 @@ def _restore(shell: Shell) -> int | None:
         js = shell.jetstream(client)
         existing = sorted(set(js.stream_names()) & set(names.values()))
         if existing and not shell.options.skip_existing:
-            raise UsageError(f"these streams exist already: {', '.join(existing)}; --skip-existing leaves them alone")
+            raise UsageError(f"these streams already exist: {', '.join(existing)}; pass --skip-existing to skip them")
         wanted = [path for path in found if names[path] not in existing]
         for path in wanted:
             try:

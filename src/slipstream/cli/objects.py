@@ -111,7 +111,7 @@ def _get(shell: Shell) -> None:
         # The name is untrusted: only its last part is used, so that no file is written elsewhere.
         target = Path(options.output or Path(options.name).name or "object")
         if target.exists() and not options.force:
-            raise UsageError(f"{target} exists already; pass --force to overwrite it")
+            raise UsageError(f"{target} already exists; pass --force to overwrite it")
         info = store.info(options.name, min_last_seq=options.min_last_seq)
         with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
             try:

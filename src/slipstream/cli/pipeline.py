@@ -108,7 +108,7 @@ def add(commands: Commands) -> None:
     record.add_argument("--from", dest="starting", default="last", metavar="WHERE", help=text)
     record.add_argument("--limit", type=int, default=100, metavar="N", help="messages of each source (default: 100)")
     for parser in (test, record):
-        where = "folder of the cases (default: beside the file, FILE without .toml and with -tests)"
+        where = "folder of the cases (default: FILE without .toml, with -tests)"
         parser.add_argument("--cases", default="", metavar="FOLDER", help=where)
     dead = group.add("dead", _dead, "list the dead letters by reason and column, or send them again after a fix")
     dead.add_argument("--of", default="", metavar="NAME", help="only letters of this source or output")
@@ -284,7 +284,7 @@ def _new(shell: Shell) -> None:
         with Path(options.file).open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:
-        raise UsageError(f"{options.file} exists already: name another file") from error
+        raise UsageError(f"{options.file} already exists; choose another file name") from error
     print(f"wrote {options.file}, from {len(messages)} messages of stream {options.stream}")
 
 
@@ -389,7 +389,9 @@ def _record(shell: Shell) -> None:
         )
     for path, count in found.items():
         print(f"wrote {path}, {count} messages")
-    print(f"now: slipstream pipeline test {options.file} --case {options.case} --update, and look at what is expected")
+    print(
+        f"now: slipstream pipeline test {options.file} --case {options.case} --update, and review the expected output"
+    )
 
 
 def _dead(shell: Shell) -> int:
@@ -452,4 +454,4 @@ def _confirmed() -> bool:
     if not sys.stdin.isatty():
         print("stdin is not a terminal; pass --yes to skip the confirmation")
         return False
-    return input("go on? [y/N] ").strip().lower() in ("y", "yes")
+    return input("continue? [y/N] ").strip().lower() in ("y", "yes")

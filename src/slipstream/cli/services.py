@@ -46,7 +46,7 @@ def _found(shell: Shell, ask: Callable[[BlockingServices], Callable[..., Iterato
         replies = ask(client.services)(*names, timeout=shell.timeout, stall=options.stall)
         found = sorted(replies, key=lambda reply: (reply.name, reply.version, reply.id))
     if not found and names:
-        raise NoRespondersError(".".join(("$SRV", *names)), "no such service answers")
+        raise NoRespondersError(".".join(("$SRV", *names)), "no service answered")
     return found
 
 

@@ -23,7 +23,7 @@ def nanoseconds(text: str) -> int:
     whole = f"{text}s" if re.fullmatch(r"\d+(\.\d+)?", text) else text
     parts = _PART.findall(whole)
     if not parts or "".join(number + unit for number, unit in parts) != whole:
-        raise argparse.ArgumentTypeError(f"duration must be such as 30s, 1h30m, 500ms or 2d, got {text!r}")
+        raise argparse.ArgumentTypeError(f"duration must be like 30s, 1h30m, 500ms or 2d, got {text!r}")
     if sum(float(number) * _UNITS[unit] for number, unit in parts) >= _MAX:
         raise argparse.ArgumentTypeError(f"duration must be less than 292y, got {text!r}")
     return sum(round(float(number) * _UNITS[unit]) for number, unit in parts)
@@ -46,7 +46,7 @@ def size(text: str) -> int:
     """`1024`, `10KB`, `1MiB`, `2G`: in bytes, with K = 1024 as everywhere in NATS; -1 is no limit."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
-        raise argparse.ArgumentTypeError(f"size must be such as 1024, 10KB, 1MiB or -1, got {text!r}")
+        raise argparse.ArgumentTypeError(f"size must be like 1024, 10KB, 1MiB or -1, got {text!r}")
     amount = float(found[1]) * 1024 ** ["", "k", "m", "g", "t"].index(found[2].lower())
     if abs(amount) >= _MAX:
         raise argparse.ArgumentTypeError(f"size must be less than 8388608T, got {text!r}")
@@ -124,7 +124,7 @@ def moment(text: str) -> int:
     try:
         when = datetime.fromisoformat(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"time must be such as 2026-01-31T10:00:00Z, got {text!r}") from None
+        raise argparse.ArgumentTypeError(f"time must be like 2026-01-31T10:00:00Z, got {text!r}") from None
     when = when.astimezone(UTC) if when.tzinfo else when.replace(tzinfo=UTC)
     return ((when - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)) * 1000
 
@@ -138,7 +138,7 @@ def past(text: str) -> int:
     try:
         return moment(text)
     except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f"must be such as 10m, 2h or 2026-01-31T10:00:00Z, got {text!r}") from None
+        raise argparse.ArgumentTypeError(f"must be like 10m, 2h or 2026-01-31T10:00:00Z, got {text!r}") from None
 
 
 def names(text: str) -> list[str]:

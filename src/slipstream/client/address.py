@@ -71,7 +71,7 @@ def parse_address(url: str, *, like: Address | None = None) -> Address:
         parts = urlsplit(url if mark else f"nats://{url}")
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise UsageError("server URL must have a port number 0..65535 behind its host") from None
+        raise UsageError("server URL must have a port number 0..65535 after its host") from None
     path = parts.path if scheme in ("ws", "wss") else parts.path.strip("/")
     if not host or parts.query or parts.fragment or (path and not _PATH.fullmatch(path)):
         raise UsageError("server URL must be scheme://[user:password@]host[:port], with a path for ws and wss only")

@@ -68,7 +68,7 @@ def credentials_login(text: str, source: str) -> Login:
         )
     seeds = [body for label, body in blocks if label.endswith("SEED")]
     if len(seeds) != 1:
-        raise CredentialsError(f"{source}: there must be one block 'BEGIN USER NKEY SEED', got {len(seeds)}")
+        raise CredentialsError(f"{source}: expected one block 'BEGIN USER NKEY SEED', got {len(seeds)}")
     return Login(jwt=jwts[0], key=_key(seeds[0], source))
 
 

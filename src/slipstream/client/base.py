@@ -301,8 +301,10 @@ def is_no_responders(msg: Msg) -> bool:
 
 def drain_timeout(boxes: Sequence[Mailbox], timeout: float) -> RequestTimeoutError:
     """The error of a drain that took too long."""
-    left = ", ".join(f"{box.pending} of {box.subject!r}" for box in boxes if box.pending) or "a callback still runs"
-    return RequestTimeoutError(f"drain: not all messages were taken within {timeout:g} s: {left}")
+    left = (
+        ", ".join(f"{box.pending} of {box.subject!r}" for box in boxes if box.pending) or "a callback is still running"
+    )
+    return RequestTimeoutError(f"drain: not all messages were consumed within {timeout:g} s: {left}")
 
 
 def connection_lost(session: Session) -> ConnectionLostError:

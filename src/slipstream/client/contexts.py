@@ -169,7 +169,9 @@ def _warn_if_open_to_others(path: Path, mode: int) -> None:
     """It may hold secrets, and says to whom they are sent."""
     if mode & 0o066:
         what = "written" if mode & 0o022 else "read"
-        log.warning("context file %s can be %s by others (mode %03o); chmod 600 it", path, what, stat.S_IMODE(mode))
+        log.warning(
+            "context file %s can be %s by others (mode %03o); run chmod 600 on it", path, what, stat.S_IMODE(mode)
+        )
 
 
 def _path(text: str) -> Path:

@@ -255,9 +255,9 @@ class ClientOptions:
     def _check_tls(self) -> None:
         if not isinstance(self.tls, bool):
             if not (self.tls_ca is None and self.tls_cert is None and self.tls_key is None):
-                raise CredentialsError("tls is a context: tls_ca, tls_cert and tls_key must be loaded into it")
+                raise CredentialsError("tls is an ssl.SSLContext: load tls_ca, tls_cert and tls_key into it")
         elif self.tls_key is not None and self.tls_cert is None:
-            raise CredentialsError("tls_key must be accompanied by tls_cert")
+            raise CredentialsError("tls_key requires tls_cert")
         if self.tls_required and any(address.scheme == "ws" for address in self.addresses):
             raise UsageError("TLS is required and a server URL begins with ws://, which must be wss://")
 
@@ -270,7 +270,7 @@ class ClientOptions:
         }
         if sum(ways.values()) > 1:
             used = ", ".join(name for name, is_used in ways.items() if is_used)
-            raise UsageError(f"there must be one way to log in, got {used}")
+            raise UsageError(f"expected one way to log in, got {used}")
 
     @classmethod
     def settings(cls) -> Mapping[str, Setting]:

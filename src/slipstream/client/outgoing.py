@@ -138,7 +138,7 @@ class Outgoing:
         """Append messages, each with its reply subject (which is not checked), for this connection only."""
         if not self.is_open:
             self.check()
-            raise ConnectionLostError("not connected: a block of messages is not kept for the next connection")
+            raise ConnectionLostError("not connected: a block of messages is not buffered for the next connection")
         if not self._has_headers and any(header for _, _, header in messages):
             raise UsageError(f"{self._server} does not support headers")
         limit, known = self.max_payload, self._prefixes
@@ -231,8 +231,8 @@ class Outgoing:
         self.check()
         if self._kept_size + len(frame) > self._keep_bytes:
             raise ConnectionLostError(
-                f"not connected, and {self._kept_size} of {self._keep_bytes} bytes (reconnect_buffer_bytes) are kept "
-                "for the next connection already"
+                f"not connected, and {self._kept_size} of {self._keep_bytes} bytes (reconnect_buffer_bytes) are "
+                "already buffered for the next connection"
             )
         self.sent_msgs += 1
         self.kept.append(KeptFrame(frame, size))

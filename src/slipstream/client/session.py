@@ -113,7 +113,7 @@ class Step(enum.Enum):
     DIAL = "the driver opens a transport"
     OPENED = "the transport is open"
     INFO = "the server sent INFO"
-    SECURE = "the server sent INFO, and goes on in TLS"
+    SECURE = "the server sent INFO and continues in TLS"
     PONG = "the server accepted us"
     LOST = "the transport is gone"
     CLOSE = "the user or the last error ended it"

@@ -64,7 +64,7 @@ class Access:
         if host not in self._hosts:
             return 421, "the console has another address"
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-            return 403, "requests of other sites are refused"
+            return 403, "requests from other sites are rejected"
         if (origin := headers.get("origin")) is not None and origin != f"http://{host}":
-            return 403, "requests of other origins are refused"
+            return 403, "requests from other origins are rejected"
         return None

@@ -71,7 +71,7 @@ class PipelineFile:
                 if self._js is None:
                     self._js = self._stack.enter_context(existing_server(self.pipeline, self._state, self._servers))
                 if self._js is None:
-                    raise Problem(503, "the pipeline has not run yet: there is no server to ask")
+                    raise Problem(503, "the pipeline has not run yet, so it has no server to query")
                 return work(self._js)
             except (Error, OSError):
                 self._close()

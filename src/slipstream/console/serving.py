@@ -89,7 +89,9 @@ def read_token(path: str) -> str:
         handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         if file.stat().st_mode & 0o077:
-            raise UsageError(f"other users may read {file}, which has the console's token; chmod 600 it") from None
+            raise UsageError(
+                f"other users can read {file}, which contains the console's token; run chmod 600 on it"
+            ) from None
         token = file.read_text("utf-8").strip()
         if len(token) < SHORTEST_TOKEN or not token.isascii() or any(char.isspace() for char in token):
             raise UsageError(

@@ -180,11 +180,11 @@ def _info(value: Any) -> ConsumerInfo:
     try:
         return ConsumerInfo.from_dict(value)
     except ValueError as exc:
-        raise RemoteProtocolError(f"malformed answer of the consumer API: {exc}") from exc
+        raise RemoteProtocolError(f"malformed response of the consumer API: {exc}") from exc
 
 
 def _converted(value: Any, kind: type[T]) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.MsgspecError as exc:
-        raise RemoteProtocolError(f"malformed answer of the consumer API: {exc}") from exc
+        raise RemoteProtocolError(f"malformed response of the consumer API: {exc}") from exc

@@ -115,7 +115,7 @@ class Answer:
     def take(self) -> Msg:
         """The reply; raises if the connection was lost instead."""
         if self._msg is None:
-            raise self._error or RemoteProtocolError("the answer was taken before it arrived")
+            raise self._error or RemoteProtocolError("the result was requested before it arrived")
         return self._msg
 
 
@@ -405,7 +405,7 @@ def decode_batch_start(msg: Msg, *, subject: str) -> None:
     if msg.payload:
         decode_publish(msg, subject=subject)
         raise RemoteProtocolError(
-            "the stream stored the first message of an atomic batch by itself: it knows no batches"
+            "the stream stored the first message of an atomic batch as a single message: it does not support batches"
         )
 
 
@@ -510,4 +510,4 @@ def _checked(read: Callable[[Any], T], value: Any) -> T:
     try:
         return read(value)
     except (ValueError, msgspec.MsgspecError) as exc:
-        raise RemoteProtocolError(f"an answer of the API cannot be read: {exc}") from exc
+        raise RemoteProtocolError(f"malformed API response: {exc}") from exc

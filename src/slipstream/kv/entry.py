@@ -123,7 +123,7 @@ class Entry(NamedTuple, Generic[V]):
 
     def _stored_value(self) -> bytes:
         if not isinstance(self.value, bytes):
-            raise UsageError(f"value of key {self.key!r} is decoded already: it is of type {type(self.value).__name__}")
+            raise UsageError(f"value of key {self.key!r} is already decoded, to type {type(self.value).__name__}")
         return self.value
 
     def _origin(self) -> Origin:

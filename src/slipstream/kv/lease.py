@@ -58,7 +58,7 @@ def decode_record(key: str, value: bytes) -> Record:
     try:
         return _decode(value)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise CodecError(f"key {key!r} holds no lease: {error}") from error
+        raise CodecError(f"key {key!r} does not contain a lease: {error}") from error
 
 
 def is_expired(record: Record, created: int, now: int) -> bool:

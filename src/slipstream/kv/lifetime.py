@@ -42,12 +42,12 @@ def rejected_ttl(config: StreamConfig, bucket: str, ttl: timedelta) -> Error | N
     if ttl < shortest_ttl(config):
         return UsageError(
             f"ttl must be at least limit_marker_ttl ({config.subject_delete_marker_ttl}) in bucket {bucket!r}, whose "
-            f"history is {config.max_msgs_per_subject}, got {ttl}: its server keeps no value for less"
+            f"history is {config.max_msgs_per_subject}, got {ttl}: its server does not expire values sooner"
         )
     if config.max_msgs_per_subject != 1 and not config.allow_rollup_hdrs:
         return UsageError(
             f"allow_rollup_hdrs of stream {config.name!r} must be set for a ttl in bucket {bucket!r}, whose history is "
-            f"{config.max_msgs_per_subject}: otherwise the key's older value would come back when this one expires"
+            f"{config.max_msgs_per_subject}: otherwise the key's older value would reappear when this one expires"
         )
     return None
 

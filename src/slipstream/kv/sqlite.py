@@ -99,7 +99,7 @@ class SqliteBucket:
         if row is None:
             if config is None or wanted is None:
                 database.close()
-                raise BucketNotFoundError(f"{path} holds no bucket")
+                raise BucketNotFoundError(f"{path} contains no bucket")
             database.execute(
                 "INSERT INTO bucket VALUES (1, ?, ?, ?, ?, 0, ?)",
                 (_LAYOUT, config.bucket, wanted.to_json(), now, now),
@@ -116,7 +116,7 @@ class SqliteBucket:
         if config is not None and wanted is not None:
             if name != config.bucket:
                 database.close()
-                raise StreamNameInUseError(f"{path} must hold bucket {config.bucket!r}, got {name!r}")
+                raise StreamNameInUseError(f"{path} must contain bucket {config.bucket!r}, got {name!r}")
             if different := differences(wanted, found, config):
                 database.close()
                 raise BucketOptionsError(name, different)

@@ -209,7 +209,7 @@ class Server:
             trace=Trace() if options.trace else None,
             faults=network,
         )
-        log.info("Memory for data that waits for clients: %s", _bytes(driver.pending.limit))
+        log.info("Memory for pending data of clients: %s", _bytes(driver.pending.limit))
         self._faults = FaultRunner(driver, network) if network is not None else None
         for account in engine.accounts:
             account.router.add(f"{PREFIX}>", FaultApi(driver, self._faults, account))

@@ -143,7 +143,7 @@ def control_subject(verb: Verb, name: str = "", instance: str = "", *, prefix: s
 def error_headers(code: int, description: str, headers: Any = None) -> Headers:
     """The headers of an error reply, after those of the caller."""
     if isinstance(code, bool) or not isinstance(code, int) or code < 0:
-        raise UsageError(f"code of a service error must be a number from 0 on, got {code!r}")
+        raise UsageError(f"code of a service error must be a number of at least 0, got {code!r}")
     block = Headers(headers)
     block.set(ERROR_HEADER, one_line(description))
     block.set(ERROR_CODE_HEADER, str(code))

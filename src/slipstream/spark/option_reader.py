@@ -128,7 +128,7 @@ class OptionReader:
         if not option and not path:
             raise UsageError(
                 f"{self.format} needs the option {name!r}, or the {name}'s name as argument of load() or save() "
-                "(a table made with a list of columns has lost its options: leave the list out)"
+                "(a table created with a list of columns loses its options: leave the list out)"
             )
         try:
             return check(option or path)

@@ -176,7 +176,7 @@ def kv_source_options(options: Mapping[str, str]) -> KvSourceOptions:
     )
     if found.snapshots and (found.as_of or found.history):
         raise UsageError(
-            f"{JETSTREAM_KV} option 'snapshots' is for the state of a bucket as of each micro-batch: it cannot be "
+            f"{JETSTREAM_KV} option 'snapshots' provides the state of a bucket as of each micro-batch: it cannot be "
             "combined with 'asOfRevision' or 'history'"
         )
     if found.as_of and found.history:
@@ -205,7 +205,7 @@ def kv_stream_options(options: Mapping[str, str]) -> KvSourceOptions:
     if found.as_of or found.history or found.include_deletes or found.snapshots:
         raise UsageError(
             f"{JETSTREAM_KV} options 'asOfRevision', 'history', 'includeDeletes' and 'snapshots' apply to batch reads "
-            "only: readStream gives every change, deletes included"
+            "only: readStream gives every change, including deletes"
         )
     return found
 

@@ -60,7 +60,7 @@ class RetryPolicy:
         if self._since is None:
             self._since = now
             if self._seconds:
-                _log.warning("%s; trying again for up to %g s (option retryFor)", error, self._seconds)
+                _log.warning("%s; retrying for up to %g s (option retryFor)", error, self._seconds)
         left = self._since + self._seconds - now
         if left <= 0:
             raise error
@@ -69,6 +69,6 @@ class RetryPolicy:
     def succeeded(self) -> None:
         """An attempt got an answer: the next failure begins another outage."""
         if self._since is not None:
-            _log.warning("connected again after %.1f s", self._clock() - self._since)
+            _log.warning("reconnected after %.1f s", self._clock() - self._since)
             self._since = None
             self._backoff.reset()

@@ -142,17 +142,17 @@ class TestServer(ServerControls):
         pull requests that wait are sent again by them. Snapshots nest: those that were made later are gone. With a
         `data_dir` the directory is replaced, and the server restarted."""
         if not isinstance(snapshot, ServerSnapshot):
-            raise UsageError(f"snapshot must be what snapshot() returned, got {snapshot!r}")
+            raise UsageError(f"snapshot must be a value returned by snapshot(), got {snapshot!r}")
         if snapshot.directory is None:
             if snapshot.run is not self._run_id:
-                raise UsageError("the snapshot is of a server that was restarted since, or of another one")
+                raise UsageError("the snapshot belongs to another server, or to this one before a restart")
             self._run("restore", snapshot=snapshot.number)
             return
         data_dir = self._data_dir
         if data_dir is None:
-            raise UsageError("the snapshot is of a server with a data_dir, this one is in memory")
+            raise UsageError("the snapshot belongs to a server with a data_dir; this server is in memory")
         if snapshot.run is not self:
-            raise UsageError("the snapshot is of another server")
+            raise UsageError("the snapshot belongs to another server")
         if snapshot.number not in self._on_disk:
             known = ", ".join(map(str, sorted(self._on_disk))) or "there is none"
             raise UsageError(f"snapshot must be one that no later restore has undone ({known}), got {snapshot.number}")
@@ -193,7 +193,7 @@ class TestServer(ServerControls):
         self._check_running()
         options = self.server.options
         if not options.users or not options.no_auth_user:
-            raise UsageError("isolated() needs a server with users and a no_auth_user, as TestServer() makes it")
+            raise UsageError("isolated() needs a server with users and a no_auth_user, like TestServer()")
         self._accounts_made += 1
         name = f"test-{self._accounts_made}"
         user = User(name=name, password=os.urandom(8).hex(), account=name)

@@ -47,5 +47,5 @@ def check_text(value: str, what: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise UsageError(f"{what} must be a text that can be sent as UTF-8, got {value!r}") from None
+        raise UsageError(f"{what} must be text that can be encoded as UTF-8, got {value!r}") from None
     return value

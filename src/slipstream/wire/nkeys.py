@@ -133,9 +133,9 @@ def _decode(text: str, what: str) -> bytes:
     try:
         data = base64.b32decode(text + "=" * (-len(text) % 8))
     except ValueError:  # also for what is not ASCII
-        raise CredentialsError(f"an nkey {what} must have letters A to Z and digits 2 to 7 only") from None
+        raise CredentialsError(f"an nkey {what} must contain only letters A to Z and digits 2 to 7") from None
     body, crc = data[:-_CRC_SIZE], data[-_CRC_SIZE:]
     if not body or _encode(body) != text:
         short = "" if len(crc) == _CRC_SIZE else ", it is too short"
-        raise CredentialsError(f"an nkey {what} must have a matching checksum{short}; was it copied as a whole?")
+        raise CredentialsError(f"an nkey {what} must have a matching checksum{short}; was it copied completely?")
     return body

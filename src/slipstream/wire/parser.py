@@ -164,7 +164,9 @@ class Parser:
                     continue
                 args, names, head, total = _message_arguments(operation, tokens, fixed)
             if total > limit:
-                raise _BrokenError(f"payload of {total} bytes, at most {limit} allowed", "Maximum Payload Violation")
+                raise _BrokenError(
+                    f"payload of {total} bytes exceeds the limit of {limit}", "Maximum Payload Violation"
+                )
             if head > total:
                 raise ValueError(f"header size {head} exceeds the total size {total}")
             begin = eol + 1
@@ -273,7 +275,7 @@ def _number(token: bytes) -> int:
 
 
 def _line_too_long(limit: int) -> _BrokenError:
-    return _BrokenError(f"control line longer than the {limit} bytes allowed", "maximum control line exceeded")
+    return _BrokenError(f"control line exceeds the limit of {limit} bytes", "maximum control line exceeded")
 
 
 def _wrong_arguments(tokens: list[bytes]) -> ValueError:

@@ -47,14 +47,14 @@ def check_subject(subject: object) -> str:
 
 def invalid_subject(subject: object) -> UsageError:
     """The error for a subject that cannot be published to."""
-    return UsageError(f"subject must be tokens joined by dots, without white space and wildcards, got {subject!r}")
+    return UsageError(f"subject must be dot-separated tokens without spaces or wildcards, got {subject!r}")
 
 
 def check_filter(subject: object) -> str:
     """Return `subject`; raise a UsageError if it cannot be subscribed to."""
     if not isinstance(subject, str) or not is_valid_filter(subject):
         raise UsageError(
-            "subject filter must be tokens joined by dots, without white space, where a whole token may be '*' and the "
+            "subject filter must be dot-separated tokens without spaces, where a whole token may be '*' and the "
             f"last one '>', got {subject!r}"
         )
     return subject

@@ -43,7 +43,7 @@ def test_a_consumer_is_reset(worker: Cli, fresh: str) -> None:
     assert worker.ok("consumer", "reset", fresh, "w", "2", "-f", "--json").json == {"reset_seq": 2}
     assert worker.ok("consumer", "next", fresh, "w", "--raw").out == "n 2\n"
     worker.ok("consumer", "next", fresh, "w", "--no-ack")
-    assert worker.ok("consumer", "reset", fresh, "w", "-f").err == "w goes on with sequence 3\n"
+    assert worker.ok("consumer", "reset", fresh, "w", "-f").err == "w continues with sequence 3\n"
     assert worker.ok("consumer", "next", fresh, "w", "--raw").out == "n 3\n"
     assert worker.run("consumer", "reset", fresh, "none", "-f").code == 3
 

@@ -89,7 +89,9 @@ def test_ttl_that_the_bucket_does_not_allow_says_how_to_allow_it(cli: Cli, fresh
     words = (*command.format(b=fresh).split(), "--ttl", "1h")
     refused = cli.run("kv", *words)
     assert refused.code == 2
-    assert f"bucket {fresh} does not allow --ttl; slipstream kv edit {fresh} --value-ttl allows it" in refused.err
+    assert (
+        f"bucket {fresh} has no per-value TTLs; enable them with slipstream kv edit {fresh} --value-ttl" in refused.err
+    )
     cli.ok("kv", "edit", fresh, "--value-ttl")
     cli.ok("kv", *words)
 

@@ -34,7 +34,7 @@ def test_a_command_that_does_not_stop_when_the_lock_is_lost_is_killed(monkeypatc
         def check(self) -> int:
             self.checks += 1
             if self.checks > 8:
-                raise LeaseLostError("nightly", "another holder has it")
+                raise LeaseLostError("nightly", "another holder acquired it")
             return 1
 
     started: list[subprocess.Popen[bytes]] = []

@@ -49,7 +49,7 @@ def test_a_value_that_another_program_changed_is_not_overwritten(edited: Cli, fr
     write_editor(edited, tmp_path, f'printf mine >"$1"; {sys.executable} -m slipstream kv put {fresh} theme theirs')
     done = edited.process("kv", "edit", fresh, "theme")
     assert (done.code, "is at revision 2, not 1" in done.err) == (2, True), done
-    kept = re.search(r"what was typed is in (\S+)", done.err)
+    kept = re.search(r"your text is in (\S+)", done.err)
     assert kept is not None
     assert Path(kept[1]).read_bytes() == b"mine"
     assert edited.ok("kv", "get", fresh, "theme", "--raw").out == "theirs"
@@ -72,4 +72,4 @@ def test_an_editor_that_fails_changes_nothing(edited: Cli, fresh: str, tmp_path:
     edited.env["EDITOR"] = "/no/such/editor"
     assert edited.process("kv", "edit", fresh, "theme").code == 2
     both = edited.process("kv", "edit", fresh, "theme", "--history", "3")
-    assert (both.code, "excludes settings" in both.err) == (2, True)
+    assert (both.code, "mutually exclusive" in both.err) == (2, True)

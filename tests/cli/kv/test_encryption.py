@@ -88,5 +88,5 @@ def test_keyring_files_are_checked_and_never_show_a_key(our_cli: Cli, fresh: str
     assert our_cli.run("kv", "put", fresh, "k", "v", "--keyring", str(tmp_path / "none")).code == 1
     for words in (("--codec", "encrypted"), ("--plain-keys",), ("--encryption-context", "x")):
         refused = our_cli.run("kv", "put", fresh, "k", "v", *words)
-        assert (refused.code, "must have --keyring" in refused.err) == (2, True)
+        assert (refused.code, "requires --keyring" in refused.err) == (2, True)
     assert our_cli.run("kv", "reencrypt", fresh).code == 2

@@ -42,11 +42,11 @@ def test_ranges_are_deleted_and_purged(cli: Cli, fresh: str) -> None:
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("del B k --filter a.* -f", "--filter excludes a key and --last"),
-        ("purge B --filter a.* --last 3 -f", "--filter excludes a key and --last"),
-        ("del B --last 3 -f", "--last must have a key"),
+        ("del B k --filter a.* -f", "cannot be combined with a key or --last"),
+        ("purge B --filter a.* --last 3 -f", "cannot be combined with a key or --last"),
+        ("del B --last 3 -f", "--last requires a key"),
         ("purge B -f", "a key or --filter is required"),
-        ("purge B --filter a.* --ttl 5s -f", "--ttl must have a key"),
+        ("purge B --filter a.* --ttl 5s -f", "--ttl requires a key"),
         ("watch B --history --updates-only", "not allowed with argument"),
         ("put B k nonsense --codec json", "value must be JSON for the codec json, got 'nonsense'"),
         ("put B k 1 --codec rot13", "must be among base64-keys, base64-values, compressed"),

@@ -52,7 +52,7 @@ def test_republishing_and_transforms_are_set_and_removed(cli: Cli, fresh: str) -
     cli.ok("stream", "edit", fresh, "--republish-destination", "")
     assert "republish" not in config_of(cli, fresh)
     mistake = cli.run("stream", "edit", fresh, "--republish-source", "a")
-    assert (mistake.code, "must have --republish-destination" in mistake.err) == (2, True)
+    assert (mistake.code, "require --republish-destination" in mistake.err) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_republishing_and_transforms_are_set_and_removed(cli: Cli, fresh: str) -
         ("A,colour=red", "must be a stream, then settings of it"),
         ("A,B", "must be one stream"),
         ("A,seq=0", "must be a whole number of at least 1"),
-        ("A,since=soon", "must be such as 10m"),
+        ("A,since=soon", "must be like 10m"),
     ],
 )
 def test_settings_of_an_origin_that_are_wrong_are_one_line(our_cli: Cli, text: str, said: str) -> None:

@@ -186,14 +186,17 @@ def test_a_server_that_only_offers_tls_is_secured_when_asked(driver: Driver) -> 
     ("options", "text"),
     [
         ({"tls_ca": "/nowhere/ca.pem"}, "tls_ca /nowhere/ca.pem: No such file"),
-        ({"tls_ca": "KEY"}, "must hold certificates in PEM form"),
+        ({"tls_ca": "KEY"}, "must contain certificates in PEM format"),
         ({"tls_cert": "/nowhere/c.pem"}, "tls_cert /nowhere/c.pem: No such file"),
         ({"tls_cert": "CERT", "tls_key": "/nowhere/k.pem"}, "tls_key /nowhere/k.pem: No such file"),
         ({"tls_cert": "CERT"}, "not usable"),
         ({"tls_cert": "CERT", "tls_key": "OTHER"}, "not usable: KEY_VALUES_MISMATCH"),
-        ({"tls_cert": "LOCKED", "tls_key": "LOCKED_KEY"}, "tls_key must have no password"),
-        ({"tls_key": "KEY"}, "accompanied by tls_cert"),
-        ({"tls": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), "tls_ca": "KEY"}, "must be loaded into it"),
+        ({"tls_cert": "LOCKED", "tls_key": "LOCKED_KEY"}, "tls_key must not have a password"),
+        ({"tls_key": "KEY"}, "requires tls_cert"),
+        (
+            {"tls": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), "tls_ca": "KEY"},
+            "load tls_ca, tls_cert and tls_key into it",
+        ),
         ({"tls_ca": "CA", "tls_hostname": ".bad"}, "cannot be a certificate's name"),
     ],
 )

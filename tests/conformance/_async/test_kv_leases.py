@@ -234,9 +234,9 @@ async def test_a_bucket_that_is_made_again_ends_a_lease(any_server: str, fresh: 
         theirs = await two.jetstream().create_key_value(BucketConfig(bucket=fresh))
         taker = theirs.lock("job", ttl=60)
         assert await taker.acquire(timeout=5) == token
-        with pytest.raises(LeaseLostError, match="made again"):
+        with pytest.raises(LeaseLostError, match="recreated"):
             await holder.renew()
-        with pytest.raises(LeaseLostError, match="made again"):
+        with pytest.raises(LeaseLostError, match="recreated"):
             holder.check()
 
 
@@ -389,7 +389,7 @@ async def test_a_value_that_is_no_member_does_not_hide_the_others(
         changes = group.watch()
         assert (await anext(changes)).member.name == "a"
         await changes.aclose()  # type: ignore[attr-defined]
-        assert "'web.foreign' holds no lease" in caplog.text
+        assert "'web.foreign' does not contain a lease" in caplog.text
 
 
 @pytest.mark.spec("KV-34")
@@ -404,17 +404,17 @@ async def test_one_lock_object_has_one_user(any_server: str, fresh: str) -> None
 
         async with lock:
             token = lock.check()
-            with pytest.raises(UsageError, match="held by this object already"):
+            with pytest.raises(UsageError, match="already held by this object"):
                 await spawn(enter).result()
-            with pytest.raises(UsageError, match="held by this object already"):
+            with pytest.raises(UsageError, match="already held by this object"):
                 await lock.acquire()  # not re-entrant either
-            with pytest.raises(UsageError, match="held by this object already"):
+            with pytest.raises(UsageError, match="already held by this object"):
                 await lock.try_acquire()
             assert lock.check() == token  # none of them released it
             waiting = kv.lock("job", ttl=60)
             first = spawn(partial(waiting.acquire, timeout=20))
             await until(lambda: waiting._is_acquiring)
-            with pytest.raises(UsageError, match="being acquired by this object already"):
+            with pytest.raises(UsageError, match="already being acquired by this object"):
                 await spawn(waiting.acquire).result()
         assert await first.result() > token
         await waiting.release()

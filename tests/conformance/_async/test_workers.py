@@ -72,8 +72,8 @@ async def test_a_message_that_waited_too_long_is_left_to_be_redelivered(
         assert handled == Counter(range(1, 401))
         assert messages.stats.expired > 0
         assert f"consumer 'worker' of stream '{fresh}'" in caplog.text
-        assert "left to be redelivered" in caplog.text
-        assert caplog.text.count("left to be redelivered") == 1
+        assert "will be redelivered" in caplog.text
+        assert caplog.text.count("will be redelivered") == 1
 
 
 @pytest.mark.steady

@@ -235,9 +235,9 @@ def test_a_bucket_that_is_made_again_ends_a_lease(any_server: str, fresh: str) -
         theirs = two.jetstream().create_key_value(BucketConfig(bucket=fresh))
         taker = theirs.lock("job", ttl=60)
         assert taker.acquire(timeout=5) == token
-        with pytest.raises(LeaseLostError, match="made again"):
+        with pytest.raises(LeaseLostError, match="recreated"):
             holder.renew()
-        with pytest.raises(LeaseLostError, match="made again"):
+        with pytest.raises(LeaseLostError, match="recreated"):
             holder.check()
 
 
@@ -390,7 +390,7 @@ def test_a_value_that_is_no_member_does_not_hide_the_others(
         changes = group.watch()
         assert (next(changes)).member.name == "a"
         changes.close()  # type: ignore[attr-defined]
-        assert "'web.foreign' holds no lease" in caplog.text
+        assert "'web.foreign' does not contain a lease" in caplog.text
 
 
 @pytest.mark.spec("KV-34")
@@ -405,17 +405,17 @@ def test_one_lock_object_has_one_user(any_server: str, fresh: str) -> None:
 
         with lock:
             token = lock.check()
-            with pytest.raises(UsageError, match="held by this object already"):
+            with pytest.raises(UsageError, match="already held by this object"):
                 spawn(enter).result()
-            with pytest.raises(UsageError, match="held by this object already"):
+            with pytest.raises(UsageError, match="already held by this object"):
                 lock.acquire()  # not re-entrant either
-            with pytest.raises(UsageError, match="held by this object already"):
+            with pytest.raises(UsageError, match="already held by this object"):
                 lock.try_acquire()
             assert lock.check() == token  # none of them released it
             waiting = kv.lock("job", ttl=60)
             first = spawn(partial(waiting.acquire, timeout=20))
             until(lambda: waiting._is_acquiring)
-            with pytest.raises(UsageError, match="being acquired by this object already"):
+            with pytest.raises(UsageError, match="already being acquired by this object"):
                 spawn(waiting.acquire).result()
         assert first.result() > token
         waiting.release()

@@ -265,7 +265,7 @@ class Unprintable(Exception):  # noqa: N818
 @pytest.mark.parametrize(
     ("error", "description"),
     [
-        pytest.param(ServiceError(-1, "minus one"), "must be a number from 0 on, got -1", id="impossible code"),
+        pytest.param(ServiceError(-1, "minus one"), "must be a number of at least 0, got -1", id="impossible code"),
         pytest.param(ServiceError(1, "large", data=bytes(2**21)), "2097", id="too much data"),
         pytest.param(Unprintable(), "Unprintable", id="no text"),
     ],
@@ -479,7 +479,7 @@ def test_stop_is_bounded_and_says_which_handlers_still_run(any_server: str, fres
         nc.publish(f"{fresh}.held", b"x")
         until(lambda: held.running == 1)
         assert not service.wait(timeout=0.01)
-        with pytest.raises(RequestTimeoutError, match=f"handlers of {fresh}.held still run after 0.05 s"):
+        with pytest.raises(RequestTimeoutError, match=f"handlers of {fresh}.held are still running after 0.05 s"):
             service.stop(timeout=0.05)
         held.is_released = True
         service.stop()
@@ -591,7 +591,7 @@ def test_reply_that_is_not_of_a_service_is_reported_and_left_out(any_server: str
         assert asking.result() == ["i"]
         errors = [event.error for event in events if event.error is not None]
         assert [type(error) for error in errors] == [RemoteProtocolError] * len(bad)
-        assert f"a reply to '$SRV.INFO.{fresh}' is not of a service" in str(errors[0])
+        assert f"a reply to '$SRV.INFO.{fresh}' is not a service reply" in str(errors[0])
 
 
 def test_wrong_names_and_options_are_rejected_before_anything_is_sent(any_server: str, fresh: str) -> None:

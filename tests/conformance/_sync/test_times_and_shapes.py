@@ -96,7 +96,7 @@ def test_calls_take_a_name_and_fields(any_server: str, fresh: str) -> None:
             lambda: js.create_key_value(BucketConfig(fresh), history=5),
             lambda: js.create_object_store(ObjectStoreConfig(fresh), ttl=5),
         ):
-            with pytest.raises(UsageError, match="pass one or the other"):
+            with pytest.raises(UsageError, match="not both"):
                 wrong()
 
 

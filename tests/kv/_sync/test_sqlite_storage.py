@@ -88,7 +88,7 @@ def test_a_file_holds_its_bucket(tmp_path: Path) -> None:
         open_local_key_value(path, BucketConfig(bucket="b", history=3))
     assert isinstance(different.value, BucketOptionsError)
     assert different.value.differences == {"history": (3, 2)}
-    with pytest.raises(StreamNameInUseError, match="must hold bucket 'c', got 'b'"):
+    with pytest.raises(StreamNameInUseError, match="must contain bucket 'c', got 'b'"):
         open_local_key_value(path, BucketConfig(bucket="c", history=2))
 
 

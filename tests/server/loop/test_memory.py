@@ -205,7 +205,7 @@ def flood(server: Process, *, readers: int, size: int, total: int, low: int, lea
 def test_readers_that_stand_still_are_disconnected_within_the_budget_and_memory_is_given_back() -> None:
     """Thirty readers that hold up to 64 MiB each by the limit for one; the budget of all is 24 MiB."""
     with running("-p", "-1", "-m", "-1", "--max_pending_total", "24MiB", "-js=false") as server:
-        assert "Memory for data that waits for clients: 24 MiB (max_pending_total)" in server.log
+        assert "Memory for pending data of clients: 24 MiB (max_pending_total)" in server.log
         dial(server.port).close()
         before = resident(server)
         low = before + 12 * MIB

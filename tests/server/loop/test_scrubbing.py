@@ -67,7 +67,7 @@ def test_a_server_reports_what_its_scrubber_finds(tmp_path: Path, caplog: pytest
         wait_for_rounds(scrubber, 2)
         assert page(server, "/healthz") == {"status": "ok"}
     said = [record.getMessage() for record in caplog.records]
-    assert said == ["message 5 of stream 'S' is damaged: it is not served"]
+    assert said == ["message 5 of stream 'S' is damaged and is not served"]
 
 
 def test_a_rate_of_zero_turns_the_scrubber_off(tmp_path: Path) -> None:

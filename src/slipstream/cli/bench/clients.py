@@ -83,7 +83,7 @@ def _next(results: Any, timeout: float) -> tuple[int, str, Any]:
     try:
         at, kind, value = results.get(timeout=timeout)
     except queue.Empty:
-        raise RequestTimeoutError(f"the clients of the benchmark did nothing for {timeout:.0f} s") from None
+        raise RequestTimeoutError(f"the clients of the benchmark made no progress for {timeout:.0f} s") from None
     if kind == "failed":
         raise value
     return at, kind, value

@@ -97,7 +97,7 @@ def _options(parser: Parser, name: str) -> None:
 def _sizes(text: str) -> list[int]:
     found = [values.payload(each) for each in values.names(text)]
     if not found:
-        raise argparse.ArgumentTypeError("must be sizes such as 128,1KB, got none")
+        raise argparse.ArgumentTypeError("must be one or more sizes, for example 128,1KB")
     return found
 
 

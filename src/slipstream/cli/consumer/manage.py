@@ -180,7 +180,7 @@ def _copy(shell: Shell) -> None:
         stream = shell.jetstream(client).stream(options.stream)
         now = stream.consumer(options.name).info().config
         if options.new_name in stream.consumer_names():
-            raise UsageError(f"consumer {options.new_name!r} exists already; NEW must be a new name")
+            raise UsageError(f"consumer {options.new_name!r} already exists; NEW must be a new name")
         kept = {key: value for key, value in now.metadata.items() if not key.startswith("_nats.")}
         durable = options.new_name if now.durable_name and not options.ephemeral else ""
         config = replace(_changed(shell, replace(now, metadata=kept)), name=options.new_name, durable_name=durable)
@@ -211,15 +211,15 @@ def _resume(shell: Shell) -> None:
 
 def _reset(shell: Shell) -> None:
     options = shell.options
-    where = f"from sequence {options.seq:,} on" if options.seq else "from behind the last acknowledged message on"
-    shell.confirm(f"Deliver the messages of {options.stream} to {options.name} again, {where}?")
+    where = f"from sequence {options.seq:,}" if options.seq else "after the last acknowledged message"
+    shell.confirm(f"Redeliver the messages of {options.stream} to {options.name}, {where}?")
     with shell.connect() as client:
         consumer = shell.jetstream(client).stream(options.stream).consumer(options.name)
         start = consumer.reset(options.seq or None)
     if shell.out.is_json:
         shell.out.json({"reset_seq": start})
     else:
-        shell.out.note(f"{options.name} goes on with sequence {start:,}")
+        shell.out.note(f"{options.name} continues with sequence {start:,}")
 
 
 def _unpin(shell: Shell) -> None:

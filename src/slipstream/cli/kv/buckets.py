@@ -58,7 +58,11 @@ _FIELDS: dict[str, Setting] = {
     "--max-bucket-size": ("max_bytes", values.size, "maximum size of the bucket"),
     "--replicas": ("replicas", values.count, "number of replicas"),
     "--value-ttl": ("value_ttl", bool, "allow a TTL per value: put --ttl"),
-    "--marker-ttl": ("limit_marker_ttl", values.duration, "keep markers of expired keys so long; implies --value-ttl"),
+    "--marker-ttl": (
+        "limit_marker_ttl",
+        values.duration,
+        "keep markers of expired keys for this long; implies --value-ttl",
+    ),
     "--compress": ("compression", bool, "compress it on disk"),
 }
 _FIXED: dict[str, Setting] = {  # they cannot be changed later
@@ -128,7 +132,7 @@ def _config(options: argparse.Namespace, settings: Fields) -> BucketConfig:
     if options.republish_destination is not None:
         changes["republish"] = _republish(options)
     elif options.republish_source or options.republish_headers:
-        raise UsageError("--republish-source and --republish-headers must have --republish-destination")
+        raise UsageError("--republish-source and --republish-headers require --republish-destination")
     return BucketConfig(bucket=options.bucket, **changes)
 
 
@@ -154,12 +158,12 @@ def _add(shell: Shell) -> None:
 def _edit(shell: Shell) -> None:
     if shell.options.key:
         if _config(shell.options, _FIELDS).fields_set - {"bucket", "stream"}:
-            raise UsageError("a key excludes settings of the bucket: they are changed without one")
+            raise UsageError("a key and settings of the bucket are mutually exclusive")
         edit_value(shell)
         return
     config = _config(shell.options, _FIELDS)
     if config.fields_set <= {"bucket", "stream"}:
-        raise UsageError("nothing to change: pass the settings to change, such as --history 5")
+        raise UsageError("nothing to change: pass the settings to change, e.g. --history 5")
     with shell.connect() as client:
         _show(shell, shell.jetstream(client).update_key_value(config))
 

@@ -43,7 +43,7 @@ def edit_value(shell: Shell) -> None:
                 shell.out.note(f"stored as revision {stored}")
         except (Error, OSError) as error:
             if file.exists() and file.read_bytes() != old:
-                raise UsageError(f"{error}; what was typed is in {file}") from error
+                raise UsageError(f"{error}; your text is in {file}") from error
             _remove(folder, file)
             raise
         _remove(folder, file)
@@ -75,6 +75,6 @@ def _run_editor(file: Path) -> None:
     try:
         code = subprocess.run([*shlex.split(command), str(file)], check=False).returncode
     except (OSError, ValueError) as error:
-        raise UsageError(f"editor {command!r} must be a program (VISUAL or EDITOR): {error}") from error
+        raise UsageError(f"editor {command!r} could not be started (VISUAL or EDITOR): {error}") from error
     if code:
         raise UsageError(f"editor {command!r} exited with {code}: nothing was stored")

@@ -134,7 +134,7 @@ def codecs_of(shell: Shell) -> list[Codec[Any]]:
     if not options.keyring and (
         _ENCRYPTED in names or options.encryption_context or options.plain_keys or options.no_check_names
     ):
-        raise UsageError("encryption must have --keyring, a file of keys; slipstream kv keyring makes one")
+        raise UsageError("encryption requires --keyring, a file of keys; create one with slipstream kv keyring")
     return [_encryption(shell) if name == _ENCRYPTED else _CODECS[name]() for name in names]
 
 
@@ -143,7 +143,7 @@ def codecs_by_name(shell: Shell, bucket: str, names: list[str], keyring: str) ->
     if keyring and _ENCRYPTED not in names:
         names = [_ENCRYPTED, *names]
     if not keyring and _ENCRYPTED in names:
-        raise UsageError(f"encryption of bucket {bucket!r} must have a keyring, a file of keys")
+        raise UsageError(f"encryption of bucket {bucket!r} requires a keyring, a file of keys")
     return [_encrypted(shell, keyring, bucket) if name == _ENCRYPTED else _CODECS[name]() for name in names]
 
 

@@ -75,7 +75,7 @@ def _ttl_explained(shell: Shell) -> Iterator[None]:
             raise
         bucket = shell.options.bucket
         raise UsageError(
-            f"bucket {bucket} does not allow --ttl; slipstream kv edit {bucket} --value-ttl allows it"
+            f"bucket {bucket} has no per-value TTLs; enable them with slipstream kv edit {bucket} --value-ttl"
         ) from error
 
 
@@ -114,9 +114,9 @@ def _target(shell: Shell) -> str:
     """What is to be deleted, in words; empty if the options name no key and no range."""
     options = shell.options
     if options.filter and (options.key or options.last is not None):
-        raise UsageError("--filter excludes a key and --last: it deletes every key that matches")
+        raise UsageError("--filter deletes every matching key; it cannot be combined with a key or --last")
     if options.last is not None and not options.key:
-        raise UsageError("--last must have a key")
+        raise UsageError("--last requires a key")
     if options.filter:
         return f"the keys of {options.bucket} that match {' or '.join(options.filter)}"
     return f"the key {options.key}" if options.key else ""
@@ -155,7 +155,7 @@ def _purge(shell: Shell) -> None:
     if not what:
         raise UsageError("a key or --filter is required; --filter '>' is every key of the bucket")
     if options.filter and options.ttl is not None:
-        raise UsageError("--ttl must have a key: a range leaves markers without one")
+        raise UsageError("--ttl requires a key: markers of a range have no TTL")
     shell.confirm(f"Delete {what} with all history?")
     with opened(shell) as kv, _ttl_explained(shell):
         if options.filter:

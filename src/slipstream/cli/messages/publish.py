@@ -96,9 +96,9 @@ def _publish(shell: Shell) -> None:
     if (options.msg_id or options.ttl) and not (options.jetstream or options.atomic):
         raise UsageError("--msg-id and --ttl need -J")
     if options.send_on == "newline" and (options.body is not None or options.count > 1):
-        raise UsageError("--send-on newline excludes a body and --count: each line of stdin is a message")
+        raise UsageError("--send-on newline sends each line of stdin; it cannot be combined with a body or --count")
     if options.atomic and options.sleep:
-        raise UsageError("--atomic excludes --sleep")
+        raise UsageError("--atomic and --sleep are mutually exclusive")
     messages, headers = _Messages(shell), values.headers(options.header) or None
     with shell.connect() as client:
         js = shell.jetstream(client)

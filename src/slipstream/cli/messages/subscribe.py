@@ -61,7 +61,9 @@ def _subscribe(shell: Shell) -> None:
     options = shell.options
     if options.stream:
         if options.queue:
-            raise UsageError("--queue excludes --stream; consumer sub shares the messages of a stream")
+            raise UsageError(
+                "--queue and --stream are mutually exclusive; use consumer sub to share the messages of a stream"
+            )
         with shell.connect() as client:
             _read_stream(shell, client)
         return
@@ -69,7 +71,7 @@ def _subscribe(shell: Shell) -> None:
         raise UsageError("a subject or --stream is required")
     named = [name for name in _STARTS if getattr(options, name)]
     if named:
-        raise UsageError(f"--{named[0].replace('_', '-')} must have --stream")
+        raise UsageError(f"--{named[0].replace('_', '-')} requires --stream")
     with shell.connect() as client, client.subscribe(options.subject, queue=options.queue) as subscription:
         client.flush(timeout=shell.timeout)
         shell.out.note(f"subscribed to {options.subject}" + (f" in group {options.queue}" if options.queue else ""))

@@ -42,7 +42,7 @@ def add(commands: Commands) -> None:
 def _port(text: str) -> int:
     port = values.whole(text)
     if port > 65535:
-        raise argparse.ArgumentTypeError(f"a port is at most 65535, got {port}")
+        raise argparse.ArgumentTypeError(f"port must be at most 65535, got {port}")
     return port
 
 

@@ -65,7 +65,7 @@ def add(commands: Commands) -> None:
 def _port(text: str) -> int:
     port = values.whole(text)
     if port > 65535:
-        raise argparse.ArgumentTypeError(f"a port is at most 65535, got {port}")
+        raise argparse.ArgumentTypeError(f"port must be at most 65535, got {port}")
     return port
 
 
@@ -103,7 +103,7 @@ class MonitorSource:
         with urllib.request.urlopen(self._url + path, timeout=timeout) as answer:
             body = answer.read(LARGEST + 1)
         if len(body) > LARGEST:
-            raise ValueError(f"the answer of {path} is longer than {LARGEST} bytes")
+            raise ValueError(f"the response to {path} exceeds {LARGEST} bytes")
         report: dict[str, Any] = json.loads(body)
         return report
 

@@ -24,7 +24,7 @@ def add_monitor(parser: Parser) -> None:
 def fetch(address: str, report: str, timeout: float) -> dict[str, Any]:
     """A report of the server at this address."""
     if urlsplit(address).scheme not in ("http", "https"):
-        raise UsageError(f"--monitor must be such as http://127.0.0.1:8222, got {address!r}")
+        raise UsageError(f"--monitor must be a URL like http://127.0.0.1:8222, got {address!r}")
     try:
         with urllib.request.urlopen(f"{address.rstrip('/')}/{report}", timeout=timeout) as answer:
             found = json.loads(answer.read(LARGEST))

@@ -84,7 +84,7 @@ def _copy(shell: Shell) -> None:
         js = shell.jetstream(client)
         now = js.stream(options.name).info().config
         if options.target in js.stream_names():
-            raise UsageError(f"stream {options.target!r} exists already; NEW must be a new name")
+            raise UsageError(f"stream {options.target!r} already exists; NEW must be a new name")
         # What a server notes in the metadata describes the stream that was copied.
         kept = {key: value for key, value in now.metadata.items() if not key.startswith("_nats.")}
         config = settings.changed(options, replace(now, metadata=kept, sealed=False), name=options.target)

@@ -55,7 +55,7 @@ def add(group: Commands) -> None:
 def _view(shell: Shell) -> None:
     options = shell.options
     if options.last is not None and options.count is not None:
-        raise UsageError("a number of messages excludes --last")
+        raise UsageError("a number of messages and --last are mutually exclusive")
     # With a start in time or --follow, the messages are bounded by that; else a page is what fits a terminal.
     is_bounded = options.follow or options.since is not None or options.last is not None
     most = options.count or (0 if is_bounded else 25)

@@ -104,7 +104,7 @@ def _transform(options: argparse.Namespace) -> Any:
     """The transform that the options name; None to remove it, False to leave it as it is."""
     if options.transform_destination is None:
         if options.transform_source:
-            raise UsageError("--transform-source must have --transform-destination")
+            raise UsageError("--transform-source requires --transform-destination")
         return False
     if not options.transform_destination:
         return None
@@ -114,7 +114,7 @@ def _transform(options: argparse.Namespace) -> Any:
 def _republish(options: argparse.Namespace) -> Any:
     if options.republish_destination is None:
         if options.republish_source or options.republish_headers:
-            raise UsageError("--republish-source and --republish-headers must have --republish-destination")
+            raise UsageError("--republish-source and --republish-headers require --republish-destination")
         return False
     if not options.republish_destination:
         return None

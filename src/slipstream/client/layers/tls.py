@@ -52,7 +52,7 @@ class Tls:
             context = ssl.create_default_context(cafile=self.ca)
         except ssl.SSLError as exc:
             raise CredentialsError(
-                f"tls_ca {self.ca}: must hold certificates in PEM form: {exc.reason or exc}"
+                f"tls_ca {self.ca}: must contain certificates in PEM format: {exc.reason or exc}"
             ) from exc
         if self.cert is not None:
             for name, file in (("tls_cert", self.cert), ("tls_key", self.key)):
@@ -153,7 +153,7 @@ class TlsLayer:
 
 
 def _no_password() -> str:
-    raise CredentialsError("tls_key must have no password; pass an ssl.SSLContext as tls for one that has")
+    raise CredentialsError("tls_key must not have a password; for one with a password, pass an ssl.SSLContext as tls")
 
 
 def _check_readable(name: str, file: str | Path) -> None:

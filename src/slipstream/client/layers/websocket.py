@@ -86,7 +86,7 @@ class WebSocket:
         end = self._held.find(b"\r\n\r\n", 0, MAX_RESPONSE)
         if end < 0:
             if len(self._held) >= MAX_RESPONSE:
-                raise RemoteProtocolError(f"the answer to the WebSocket upgrade is longer than {MAX_RESPONSE} bytes")
+                raise RemoteProtocolError(f"the response to the WebSocket upgrade exceeds {MAX_RESPONSE} bytes")
             return False
         lines = bytes(self._held[:end]).decode("latin-1").split("\r\n")
         del self._held[: end + 4]
@@ -103,12 +103,12 @@ class WebSocket:
             fields[name.strip().lower()] = value.strip()
         tokens = [token.strip().lower() for token in fields.get("connection", "").split(",")]
         if fields.get("upgrade", "").lower() != "websocket" or "upgrade" not in tokens:
-            raise RemoteProtocolError("the answer to the WebSocket upgrade must upgrade to a WebSocket")
+            raise RemoteProtocolError("the response to the WebSocket upgrade must upgrade to a WebSocket")
         if fields.get("sec-websocket-accept") != accept_key(self._key):
-            raise RemoteProtocolError("the answer to the WebSocket upgrade has the wrong Sec-WebSocket-Accept")
+            raise RemoteProtocolError("the response to the WebSocket upgrade has the wrong Sec-WebSocket-Accept")
         if "sec-websocket-extensions" in fields or "sec-websocket-protocol" in fields:
             raise RemoteProtocolError(
-                "the answer to the WebSocket upgrade has an extension or protocol that was not requested"
+                "the response to the WebSocket upgrade has an extension or protocol that was not requested"
             )
 
     # Frames
@@ -129,7 +129,7 @@ class WebSocket:
 
 def _not_upgraded(seen: bytes | bytearray) -> RemoteProtocolError:
     text = bytes(seen[:80]).decode("latin-1")
-    return RemoteProtocolError(f"the answer to the WebSocket upgrade must be HTTP/1.1 101, got {text!r}")
+    return RemoteProtocolError(f"the response to the WebSocket upgrade must be HTTP/1.1 101, got {text!r}")
 
 
 def _closed(payload: bytes) -> ConnectionLostError:

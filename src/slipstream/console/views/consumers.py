@@ -56,7 +56,7 @@ async def _reset(state: ConsoleState, request: Request) -> Any:
     try:
         answer = await state.client.request(answer_to, msgspec.json.encode({"seq": seq}), timeout=5)
     except (NoRespondersError, RequestTimeoutError):
-        text = "this server cannot reset a consumer; it can be deleted and made again, which loses its counters"
+        text = "this server cannot reset a consumer; it can be deleted and recreated, which loses its counters"
         raise Problem(409, text, recreate=True) from None
     found = msgspec.json.decode(answer.data)
     if "error" in found:

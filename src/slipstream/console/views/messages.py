@@ -26,7 +26,7 @@ def moment(text: str) -> datetime:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise Problem(400, f"time must be such as 2026-01-31T12:00:00Z, got {text[:40]!r}") from None
+        raise Problem(400, f"time must be like 2026-01-31T12:00:00Z, got {text[:40]!r}") from None
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 

@@ -84,7 +84,7 @@ async def _show_picture(state: ConsoleState, request: Request) -> Response:
     info, data = await _start(state, request, LARGEST_PICTURE)
     kind = _picture(data)
     if not kind or info.size > LARGEST_PICTURE:
-        raise Problem(415, "this object is no picture that can be shown")
+        raise Problem(415, "this object is not a displayable picture")
     return Response(data, media_type=kind, headers={"Content-Security-Policy": SANDBOX})
 
 

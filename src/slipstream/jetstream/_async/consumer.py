@@ -297,8 +297,8 @@ class Consumer:
         info = self.cached_info
         if concurrency > 1 and info is not None and info.config.ack_policy == AckPolicy.ALL:
             raise UsageError(
-                f"concurrency must be 1 for consumer {self.name!r}, got {concurrency}: its ack policy is 'all', and an "
-                "ack would be one of messages that other handlers still work on"
+                f"concurrency must be 1 for consumer {self.name!r}, got {concurrency}: its ack policy is 'all', so an "
+                "ack would cover messages that other handlers are still working on"
             )
         await check_dead_letters(self._handle, options.policy)
         loop = self._pull_loop(max_messages, max_bytes, threshold, expires, heartbeat)

@@ -127,7 +127,7 @@ class Consuming:
         if self._is_own:
             raise UsageError(f"wait() must not be called by the handler of {self._name}: it would wait for itself")
         if not await self._has_ended(timeout):
-            raise RequestTimeoutError(f"{self._name} still runs after {timeout:g} s")
+            raise RequestTimeoutError(f"{self._name} is still running after {timeout:g} s")
         self._raise_error()
 
     async def stop(self, *, give_back: bool = False, timeout: Duration = DRAIN_TIMEOUT) -> None:
@@ -218,7 +218,7 @@ class Consuming:
         if self._is_own:
             return
         if not await self._has_ended(seconds):
-            raise RequestTimeoutError(f"{self._name}: the callback still runs after {timeout:g} s")
+            raise RequestTimeoutError(f"{self._name}: the callback is still running after {timeout:g} s")
         self._raise_error()
 
     async def _give_back_waiting(self) -> None:
@@ -282,7 +282,9 @@ class Consuming:
             await self._give_back(message)
         for worker in self._workers:
             worker.cancel()
-        logger.error("%s: %d handlers did not end in time, their messages are given back", self._name, len(running))
+        logger.error(
+            "%s: %d handlers did not end in time; their messages are returned to the server", self._name, len(running)
+        )
 
     def _stop_on_signal(self, timeout: float, name: str) -> None:
         logger.info("%s: %s, stopping after %d running handlers", self._name, name, self.stats.in_flight)
@@ -321,7 +323,7 @@ class Consuming:
             pass
         try:
             while not await self._work():
-                logger.warning("%s: a worker was cancelled while it waited for a message, and goes on", self._name)
+                logger.warning("%s: a worker was cancelled while it waited for a message; it continues", self._name)
         except BaseException as error:  # also of the user's code: SystemExit, KeyboardInterrupt
             if self._client.is_own_end(error):
                 raise

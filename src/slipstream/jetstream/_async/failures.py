@@ -64,7 +64,7 @@ class Failures:
         which = message.describe()
         self._client.callback_failed(f"the callback of consumer {self._consumer.name!r} for {which}", error)
         if self._is_done(message):
-            logger.warning("%s was settled by its handler before it failed, and stays so", which)
+            logger.warning("%s was settled by its handler before the handler failed; nothing more is done", which)
             return
         try:
             decision = await self._decide(message, error)
@@ -104,7 +104,7 @@ class Failures:
         if isinstance(decision, DeadLetter):
             await self._bury(decision, message, error)
         elif not self._consumer.wants_acks:
-            logger.error("%s is not redelivered: its consumer wants no acks", which)
+            logger.error("%s is not redelivered: its consumer has ack_policy none", which)
         elif isinstance(decision, NakAfter):
             await message.nak(decision.delay)
             if self._is_last(message):
@@ -132,7 +132,7 @@ class Failures:
                 await message.nak(delay_after(DELAYS, message.num_delivered))
                 return
             if is_final:
-                logger.error("%s is left: it was its last delivery, and it stays in its stream alone", which)
+                logger.error("%s is left in its stream: this was its last delivery", which)
                 return
             await self._client.sleep(delay_after((*PAUSES, *DELAYS), tried))
 
@@ -205,6 +205,6 @@ async def check_dead_letters(consumer: ConsumerHandle, policy: Policy | Decider)
         filters = info.config.filter_subjects or (info.config.filter_subject or ">",)
         if any(matches(pattern, letter.subject) for pattern in filters):
             raise UsageError(
-                f"dead letters must not come back to their consumer, got {letter.subject!r}, which consumer "
+                f"dead letters must not be delivered to their own consumer, got {letter.subject!r}, which consumer "
                 f"{consumer.name!r} of stream {stream!r} delivers: use another stream or a filter"
             )

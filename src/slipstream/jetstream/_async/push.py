@@ -147,7 +147,7 @@ class PushSubscription:
             if not self.pending:
                 await self._delete_owned()
         elif not self._worker.is_own and not await self._worker.join(max(0.0, deadline - self._client.now())):
-            raise RequestTimeoutError(f"drain of {self._name}: the callback still runs after {timeout:g} s")
+            raise RequestTimeoutError(f"drain of {self._name}: the callback is still running after {timeout:g} s")
 
     async def __aenter__(self) -> Self:
         return self

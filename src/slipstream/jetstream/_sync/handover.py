@@ -122,8 +122,8 @@ class Handover:
         alive = rules.alive(msgs, uptime() - sent_after)
         if (count := len(msgs) - len(alive)) and not self.stats.expired:
             logger.warning(
-                "consumer %r of stream %r: %d messages waited for the program until their ack_wait (%g s) was over and "
-                "are left to be redelivered: a single message took long, or the program stood still (said once)",
+                "consumer %r of stream %r: %d messages waited for the program until their ack_wait (%g s) had passed "
+                "and will be redelivered: a single message took long, or the program was stalled (logged once)",
                 self._consumer.name,
                 self._consumer.stream,
                 count,

@@ -367,7 +367,7 @@ class OrderedConsumer(Openable):
         except Error:
             return
         if self._state.is_another(info):
-            text = f"stream {self.stream!r} was deleted while it was read, and made again"
+            text = f"stream {self.stream!r} was deleted and recreated while it was read"
             raise StreamNotFoundError().about(stream=self.stream, text=text)
 
     def _wanted(self) -> int:

@@ -148,7 +148,7 @@ class PushSubscription:
             if not self.pending:
                 self._delete_owned()
         elif not self._worker.is_own and not self._worker.join(max(0.0, deadline - self._client.now())):
-            raise RequestTimeoutError(f"drain of {self._name}: the callback still runs after {timeout:g} s")
+            raise RequestTimeoutError(f"drain of {self._name}: the callback is still running after {timeout:g} s")
 
     def __enter__(self) -> Self:
         return self

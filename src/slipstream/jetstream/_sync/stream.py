@@ -329,7 +329,7 @@ class Stream:
         for what, seq in (("start", start), ("end", end), ("min_last_seq", min_last_seq)):
             requests.check_seq(seq, what)
         if start_time is not None and (start > 1 or from_leader):
-            raise UsageError("start_time excludes start and from_leader")
+            raise UsageError("start_time cannot be combined with start or from_leader")
         timeout = check_timeout(timeout)
         since = None if start_time is None else instant(start_time, "start_time")
         if end and start > end:

@@ -85,7 +85,9 @@ def num_pending(msg: Msg) -> int:
 
 
 def _not_an_ack(reply: str, why: str) -> NotJetStreamMessageError:
-    return NotJetStreamMessageError(f"reply subject {reply[:80]!r} is not that of a consumer's message: {why}")
+    return NotJetStreamMessageError(
+        f"reply subject {reply[:80]!r} is not the reply subject of a consumer's message: {why}"
+    )
 
 
 def nak_body(delay: Duration | None) -> bytes:

@@ -48,7 +48,7 @@ class PendingAck:
         if self._error is not None:
             raise self._error
         if self._ack is None:
-            raise RemoteProtocolError("the answer was taken before it arrived")
+            raise RemoteProtocolError("the result was requested before it arrived")
         return self._ack
 
 

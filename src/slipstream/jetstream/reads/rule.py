@@ -783,7 +783,7 @@ class ReadRule:
             if not cache.has_config(self._now()):  # a mirror may hold the messages of a stream that was deleted
                 yield from self._look(goal)
         if cache.is_unsure(self._now()) and not goal.policy.is_late:
-            return goal.stale("its leader does not answer, and it may have been made again")
+            return goal.stale("its leader does not answer, and it may have been recreated")
         if oldest >= cache.floor:
             return None
         if cache.may_ask(self._now()):

@@ -670,10 +670,11 @@ def _read(token: str, secret: bytes) -> dict[str, _StreamState]:
         raise
     except (ValueError, binascii.Error, msgspec.MsgspecError, RecursionError) as exc:
         raise SessionTokenError(
-            f"session token must come from `token()` of a session, got {str(token)[:24]!r}: begin a session without it"
+            f"session token must be a value returned by Session.token(), got {str(token)[:24]!r}: "
+            "begin a session without it"
         ) from exc
     if not all(_is_sane(packed) for packed in streams.values()):
-        raise SessionTokenError("session token must hold sequences in order, got others: begin a session without it")
+        raise SessionTokenError("session token must contain ascending sequences; begin a session without it")
     return {name: _unpacked(packed) for name, packed in streams.items()}
 
 
@@ -683,18 +684,17 @@ def _checked(raw: bytes, secret: bytes) -> bytes:
     if not is_signed and raw[:1] not in (_OLD, _PLAIN):
         raise ValueError("no such version")
     if is_signed and not secret:
-        raise SessionTokenError("session token must be read with the secret it was signed with, got none: pass secret=")
+        raise SessionTokenError("session token is signed: pass the secret it was signed with as secret=")
     if secret and not is_signed:
         raise SessionTokenError(
-            "session token must be signed, got one without a signature: begin a session without it, "
-            "and make tokens by sessions with secret="
+            "session token must be signed: begin a session without it, and create tokens in sessions with secret="
         )
     if not is_signed:
         return raw[1:]
     if not hmac.compare_digest(_mac(secret, raw[:-_MAC_SIZE]), raw[-_MAC_SIZE:]):
         raise SessionTokenError(
-            "session token must be signed with this secret, got another signature: it was changed, "
-            "or made with another secret; begin a session without it"
+            "session token has a wrong signature: it was changed, "
+            "or signed with another secret; begin a session without it"
         )
     return raw[1:-_MAC_SIZE]
 
@@ -714,7 +714,7 @@ def _check_claim(state: _StreamState, stream: str, created: int, last_seq: int, 
     """Compare what a token says with the stream that is here."""
     if created > state.created > 0:
         raise TokenMismatchError(
-            f"{stream}: the session token is stale: the stream was made again after it was written. "
+            f"{stream}: the session token is stale: the stream was recreated after the token was created. "
             "Begin a session without it",
             stream=stream,
             min_last_seq=state.seen,
@@ -722,14 +722,14 @@ def _check_claim(state: _StreamState, stream: str, created: int, last_seq: int, 
     if not is_firm:
         return
     if created < state.created:
-        why = "the stream here is older than the one it speaks of"
+        why = "the existing stream is older than the token's"
     elif state.seen > last_seq:
-        why = f"it has seen sequence {state.seen}, and the stream here ends at {last_seq}"
+        why = f"the token has seen sequence {state.seen}, but the stream ends at {last_seq}"
     else:
         return
     raise TokenMismatchError(
-        f"{stream}: the session token is foreign: {why}. It was made with another cluster, account or domain, or the "
-        "stream lost messages; begin a session without it",
+        f"{stream}: the session token belongs to another stream: {why}. It comes from another cluster, "
+        "account or domain, or the stream lost messages; begin a session without it",
         stream=stream,
         min_last_seq=state.seen,
     )

@@ -220,8 +220,8 @@ def _joined(bucket: str, stream: StreamConfig, upstream: Upstream | None, *, own
     origin = stream.mirror.name
     if upstream is None:
         log.warning(
-            "replica %r does not answer reads of its origin, stream %r: the origin cannot be asked what it keeps; "
-            "set history, ttl and value_ttl as it has them",
+            "replica %r does not answer reads of its origin, stream %r: the origin is unreachable, so its limits are "
+            "unknown; set history, ttl and value_ttl to the origin's values",
             bucket,
             origin,
         )

@@ -101,7 +101,7 @@ class KeyValue(Generic[V]):
         if revision:
             entry = await self.storage.at(revision, min_last_revision=min_last_revision, timeout=timeout)
             if entry is not None and entry.key != key:
-                raise KeyNotFoundError(self.bucket, key, f"revision {revision} is of another key")
+                raise KeyNotFoundError(self.bucket, key, f"revision {revision} belongs to another key")
         else:
             entry = await self.storage.last(key, min_last_revision=min_last_revision, timeout=timeout)
         if entry is None:

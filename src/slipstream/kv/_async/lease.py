@@ -191,9 +191,11 @@ class Lease:
         """Reject a second user: the first one to leave would release the lease under the other."""
         with self._mutex:
             if self._is_acquiring:
-                raise UsageError(f"lease {self.key!r} is being acquired by this object already: use one for each task")
+                raise UsageError(
+                    f"lease {self.key!r} is already being acquired by this object: use one object per task"
+                )
             if self.is_held:
-                raise UsageError(f"lease {self.key!r} is held by this object already: use one for each task")
+                raise UsageError(f"lease {self.key!r} is already held by this object: use one object per task")
             user = self._user
             if user is not None and not user.is_own and not user.is_done:
                 raise UsageError(f"lease {self.key!r} was lost but not released by the task that acquired it")
@@ -324,7 +326,7 @@ class Lease:
         self._record_ttl = record_ttl(info.config, self._ttl)
         was, self._created = self._created, info.created
         if was and was != info.created:
-            raise LeaseLostError(self.key, "its bucket was made again")
+            raise LeaseLostError(self.key, "its bucket was recreated")
         return info.state.last_seq
 
     def _request_timeout(self) -> float:
@@ -374,7 +376,7 @@ class Lease:
         if entry is None or entry.is_deleted:
             raise LeaseLostError(self.key, "it was removed")
         if decode_record(self.key, entry.value).owner != self._owner:
-            raise LeaseLostError(self.key, "another holder has it")
+            raise LeaseLostError(self.key, "another holder acquired it")
         self._claim.found(entry.revision, self._now())
         await self._confirm()
 

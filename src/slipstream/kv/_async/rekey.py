@@ -67,7 +67,7 @@ async def reencrypt(
     else:
         raise Error(
             f"bucket {kv.bucket!r} still needs the old keys for {len(work.left)} keys, such as {work.left[0]!r}: they "
-            "expire soon, or are written by programs with an older keyring; keep the old keys, and call it again later"
+            "expire soon, or are written by programs with an older keyring; keep the old keys, and run it again later"
         )
     if drop_history:
         await work.drop_history()
@@ -82,9 +82,7 @@ def remaining_ttl(entry: Entry[bytes], config: StreamConfig, *, now: int) -> tim
     In whole seconds, rounded down, and one less for the way to the server: never longer than the entry would live.
     """
     if entry.expires < 0 and config.max_age:
-        raise UsageError(
-            f"key {entry.key!r} is kept beyond the ttl of its bucket (Nats-TTL: never): write it again first"
-        )
+        raise UsageError(f"key {entry.key!r} outlives the ttl of its bucket (Nats-TTL: never): rewrite it first")
     ends = [entry.expires] if entry.expires > 0 else []
     if config.max_age:
         ends.append(entry.created + nanoseconds(config.max_age))
@@ -153,8 +151,8 @@ class _Rotation:
             return ttl
         if not self._renews_ttl:
             raise UsageError(
-                f"renew_ttl must be set for bucket {self._raw.bucket!r}: its ttl of {self._config.max_age} starts "
-                "again for values that are written again, as it allows no TTL per value"
+                f"renew_ttl must be set for bucket {self._raw.bucket!r}: its ttl of {self._config.max_age} restarts "
+                "for rewritten values, because it has no per-value TTLs"
             )
         return None
 

@@ -132,7 +132,7 @@ class Copies:
                 return
             pause = retry.next_pause(Error(f"{name} has {self._last[name]}, wanted {revision}"))
         if pause is None:
-            log.warning("replica %r keeps keys that are removed: it lags behind", name)
+            log.warning("replica %r keeps removed keys: it lags", name)
         del self._last[name]
 
 
@@ -151,9 +151,9 @@ async def find_copies(js: JetStream, stream: Stream, *, timeout: float | None = 
     try:
         for info in await replicas_of(js, config.name, timeout=timeout):
             if kept_differently(info.config, config) or info.config.deny_purge:
-                log.warning("mirror %r of stream %r keeps keys that are removed", info.config.name, config.name)
+                log.warning("mirror %r of stream %r keeps removed keys", info.config.name, config.name)
             else:
                 last[info.config.name] = info.state.last_seq
     except (ApiError, NoRespondersError, RequestTimeoutError) as error:  # this user may not list streams
-        log.warning("replicas of stream %r, if any, keep keys that are removed: %s", config.name, error)
+        log.warning("replicas of stream %r, if any, keep removed keys: %s", config.name, error)
     return Copies(js, js.stream(config.name), last)

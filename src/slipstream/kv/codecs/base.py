@@ -74,7 +74,7 @@ class TokenCodec(Codec[bytes]):
 
     def _encode_checked(self, token: str, index: int, key: str) -> str:
         if not token:
-            raise UsageError(f"key must be non-empty tokens joined by dots, got {key!r}")
+            raise UsageError(f"key must be non-empty tokens separated by dots, got {key!r}")
         return self.encode_token(token, index)
 
 

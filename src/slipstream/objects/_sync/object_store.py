@@ -350,7 +350,7 @@ class ObjectStore:
                 known = self._info_of_leader(info.name, timeout)
             else:
                 return stored, known.nuid if known is not None and not known.deleted else ""
-        raise Error(f"object {info.name!r} of bucket {self.bucket!r}: lost to another writer {RECORD_ATTEMPTS} times")
+        raise Error(f"object {info.name!r} of bucket {self.bucket!r}: another writer won {RECORD_ATTEMPTS} times")
 
     def _replace_record(self, info: ObjectInfo, last: int, timeout: float | None) -> ObjectInfo:
         ack = self._js.publish(

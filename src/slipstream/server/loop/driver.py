@@ -210,7 +210,7 @@ class Driver:
         address = session.peer.host if session is not None else ""
         right = await self._hash_checks.check(address, check)
         if right is None:
-            log.warning("%s - too many log-ins of %s wait to be checked", connection.label, address)
+            log.warning("%s - too many logins from %s are waiting to be checked", connection.label, address)
         self.engine.checked(check.cid, bool(right), self.clock())
         connection.authenticating(False)
         self.wake()
@@ -279,7 +279,7 @@ class Driver:
         for connection in self.pending.excess(list(self._connections.values())):
             session = self.engine.sessions.get(connection.cid)
             log.warning(
-                "%s - disconnected: %d bytes wait for it, and %d for all clients exceed max_pending_total (%d)",
+                "%s - disconnected: %d bytes pending, and %d for all clients exceed max_pending_total (%d)",
                 connection.label, connection.unsent + connection.held, self.pending.total, self.pending.limit,
             )  # fmt: skip
             self.engine.close(connection.cid, "Slow Consumer")
@@ -346,7 +346,7 @@ class Driver:
             for stream, seq in store.damaged():
                 if (stream, seq) not in self._damage_logged:
                     self._damage_logged.add((stream, seq))
-                    log.error("message %d of stream %r is damaged: it is not served", seq, stream)
+                    log.error("message %d of stream %r is damaged and is not served", seq, stream)
             for loss in store.losses():
                 if loss not in self._losses_logged:
                     self._losses_logged.add(loss)

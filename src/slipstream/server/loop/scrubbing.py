@@ -57,7 +57,7 @@ class Scrubbing:
             finally:
                 done = self._scrubber.finish()
         except Exception:
-            log.exception("internal error in the search for damage")
+            log.exception("internal error while scanning for damage")
             return 0, False
         self._driver.note_damage()
         return done

@@ -44,7 +44,7 @@ def make_tls(
     """TLS with a ready context, or with one made of files; None without either. Errors name the options of a server."""
     if context is not None:
         if cert is not None or key is not None or ca is not None or verify:
-            raise UsageError("tls is a ready context; tls_cert, tls_key, tls_ca and tls_verify must not be set with it")
+            raise UsageError("tls is an ssl.SSLContext; tls_cert, tls_key, tls_ca and tls_verify cannot be set as well")
         return Tls(context=context, first=first, timeout=timeout, map_users=map_users)
     verify = verify or map_users
     if cert is None:

@@ -123,11 +123,11 @@ def _split(word: str) -> tuple[Flag, str, str | None]:
     written, equals, value = word.partition("=")
     spelling = written[2:] if written.startswith("--") else written[1:]
     if not word.startswith("-") or not spelling:
-        raise UsageError(f"{word!r} is not a flag; --help lists them")
+        raise UsageError(f"{word!r} is not a flag; see --help")
     if spelling in _UNSUPPORTED:
         raise UsageError(f"{written} is not supported: {_UNSUPPORTED[spelling]}")
     if spelling not in _BY_SPELLING:
-        raise UsageError(f"{written!r} is not a flag of this server; --help lists them")
+        raise UsageError(f"{written!r} is not a flag of this server; see --help")
     return _BY_SPELLING[spelling], written, value if equals else None
 
 

@@ -49,7 +49,7 @@ def main(name: str, arguments: Sequence[str]) -> int:
         print(f"{path} is sound: {survey.messages} messages in {streams}")
         return SOUND
     if name == "check":
-        print(f"{path} is damaged; `slipstream server salvage {path} NEW` copies what is sound to a new directory")
+        print(f"{path} is damaged; `slipstream server salvage {path} NEW` copies the intact data to a new directory")
     else:
-        print(f"what is sound in {path} is in {arguments[1]}; start the server there")
+        print(f"the intact data of {path} is in {arguments[1]}; start the server there")
     return DAMAGED

@@ -148,7 +148,7 @@ class Services:
                 try:
                     reply = kind.from_reply(message.data)
                 except ValueError as exc:
-                    client.report(RemoteProtocolError(f"a reply to {subject!r} is not of a service: {exc}"))
+                    client.report(RemoteProtocolError(f"a reply to {subject!r} is not a service reply: {exc}"))
                 else:
                     yield reply, took
         except NoRespondersError:

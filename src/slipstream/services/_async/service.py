@@ -362,7 +362,7 @@ class Service(ServiceGroup):
             self._is_stopped = True
         if late:
             raise RequestTimeoutError(
-                f"stop of service {self.name!r}: handlers of {', '.join(late)} still run after {timeout:g} s"
+                f"stop of service {self.name!r}: handlers of {', '.join(late)} are still running after {timeout:g} s"
             )
 
     async def wait(self, *, timeout: Duration | None = None) -> bool:

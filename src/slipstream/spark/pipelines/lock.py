@@ -39,7 +39,7 @@ class Lock:
         with self._path.open("a+", encoding="ascii") as file:
             if pid := _holder(file, is_shared=False):
                 process = f", as process {pid}" if pid != UNKNOWN else ""
-                raise UsageError(f"{what} is running already{process}: stop it first")
+                raise UsageError(f"{what} is already running{process}: stop it first")
             file.truncate(0)
             print(os.getpid(), file=file, flush=True)
             try:

@@ -183,7 +183,7 @@ class BucketWriter:
                     entries[subject] = self._stream.get_from_leader(request)
                 except MessageNotFoundError:
                     continue
-        raise UsageError(f"key {next(iter(due.values()))[1].key!r} keeps being changed by another writer")
+        raise UsageError(f"key {next(iter(due.values()))[1].key!r} is changed again and again by another writer")
 
     def _read(self, subjects: list[str]) -> dict[str, StoredMessage]:
         """The entries of these keys, not older than when this task began."""

@@ -100,7 +100,7 @@ class Progress:
                 return begun._replace(revision=self._write(task, begun, created, revision))
             except WrongLastSequenceError:
                 continue  # another attempt has just changed it, or a replica was behind
-        raise UsageError(f"the progress of {task} keeps changing: are there two queries with one checkpoint?")
+        raise UsageError(f"the progress of {task} keeps changing: do two queries share a checkpoint?")
 
     def done(self, task: Task, begun: Begun, target: StreamInfo) -> bool:
         """Record that the whole batch is in the stream; False if another attempt has begun meanwhile."""

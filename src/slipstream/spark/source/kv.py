@@ -120,7 +120,7 @@ class KeyValueDataSource(DataSource):
         if overwrite:
             raise UsageError(
                 f"{JETSTREAM_KV} does not support output mode 'complete': use 'append', or 'update' with "
-                "foreachBatch(slipstream.spark.into_bucket(...)), which writes what changed"
+                "foreachBatch(slipstream.spark.into_bucket(...)), which writes only changes"
             )
         return KeyValueStreamWriter(key_value_task(self.options, schema))
 
@@ -226,10 +226,10 @@ class BucketReader(DataSourceReader):
         except HistoryLostError as error:
             if options.feed.fail_on_data_loss:
                 raise plan.DataLossError(
-                    f"{error}; set the option failOnDataLoss to false to read what is known of it",
+                    f"{error}; set the option failOnDataLoss to false to read the known keys",
                     stream=options.feed.stream,
                 ) from error
-            _log.warning("%s: reading what is known of it", error)
+            _log.warning("%s: reading the known keys", error)
 
     def _check_known(self, keys: list[str]) -> None:
         if not keys:

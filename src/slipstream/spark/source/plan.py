@@ -208,7 +208,7 @@ def lost(stream: str, first: int, last: int) -> DataLossError:
     """The error for messages `first..last` that were removed."""
     return DataLossError(
         f"messages {first} to {last} of stream {stream!r} were removed, by its limits or a purge, before they were "
-        "read; set the option failOnDataLoss to false to go on with what is left",
+        "read; set the option failOnDataLoss to false to continue with the remaining messages",
         stream=stream,
         first=first,
         last=last,

@@ -132,7 +132,7 @@ class JetStreamDataSource(DataSource):
 
         if overwrite:
             raise UsageError(
-                f"{JETSTREAM} does not support output mode 'complete', which writes every row again: use 'append'"
+                f"{JETSTREAM} does not support output mode 'complete', which rewrites every row: use 'append'"
             )
         return StreamWriter(stream_task(self.options, schema))
 

@@ -154,7 +154,7 @@ def test_what_a_range_cannot_tell_is_refused_before_anything_is_written(filler: 
     ):
         with pytest.raises(UsageError, match=message):
             backfill(filler.pipeline, starting="1", outputs=names)
-    with filler.state.lock.held("x"), pytest.raises(UsageError, match="is running already"):
+    with filler.state.lock.held("x"), pytest.raises(UsageError, match="is already running"):
         backfill(filler.pipeline, starting="1", outputs=["totals"], servers=filler.connection["servers"])
     with pytest.raises(UsageError, match="option 'starting' must be 'earliest', 'latest', a sequence"):
         filler.fill(["totals"], "yesterday")

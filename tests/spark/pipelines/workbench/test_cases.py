@@ -170,7 +170,7 @@ def test_record_writes_what_a_case_reads(js: BlockingJetStream, fresh: str, tmp_
         ("k", 5, None),
         ("k", None, "DEL"),
     ]
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         record(js, pipeline, "one")
     record(js, pipeline, "two", sources=["odd"], starting="first", limit=2)
     assert [one["sequence"] for one in lines("two", "odd")] == [2, 4]

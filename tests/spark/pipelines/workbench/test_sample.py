@@ -98,6 +98,6 @@ def test_new_writes_a_file_that_is_valid(
     assert load(file).sources[0].format == "json"
     assert main(["pipeline", "validate", file]) == 0
     assert main([*new, fresh, file]) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert main([*new, f"{fresh}q"]) == 2
     assert f"there is no stream '{fresh}q'; did you mean {fresh}?" in capsys.readouterr().err

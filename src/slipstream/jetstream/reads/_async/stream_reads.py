@@ -276,5 +276,5 @@ class _Counted:
                 error.add_note(
                     f"the session or bucket handle has seen sequence {context.session.seen(goal.stream)} of "
                     f"{goal.stream!r}; if that "
-                    "stream was made again or restored since, begin a new session or open the bucket again"
+                    "stream was recreated or restored since, begin a new session or reopen the bucket"
                 )

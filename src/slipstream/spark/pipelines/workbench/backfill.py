@@ -136,7 +136,7 @@ def _work(js: JetStream, pipeline: Pipeline, state: StateFolder, output: Output,
     if batch < 0 or not read:
         raise UsageError(
             f"output {output.name!r} has not run yet, and its first run reads its source from the beginning (or from "
-            "`starting`): run the pipeline once, then fill what is missing"
+            "`starting`): run the pipeline once before you backfill it"
         )
     try:
         stream = js.stream(source.stream_name)

@@ -39,7 +39,7 @@ def record(
     root = (Path(folder) if folder else cases_folder(pipeline)) / case / IN
     paths = {one.name: root / f"{one.name}{ENDING}" for one in chosen}
     if existing := [path for path in paths.values() if path.exists()]:
-        raise UsageError(f"{existing[0]} exists already: name another case, or remove it")
+        raise UsageError(f"{existing[0]} already exists: name another case, or remove it")
     texts = {}
     for one in chosen:  # all are read before the first file is written
         found = list(_records(js, one, starting, limit))
