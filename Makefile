@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-cluster test test-native test-floor check check-types bench native pure soak soak-native spec docs clean java browser
+.PHONY: help demo demo-cluster test test-native test-floor check check-types bench bench-growth native pure soak soak-native spec docs clean java browser
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -97,6 +97,9 @@ pure: $(STAMP) ## Remove the compiled modules
 
 bench: java $(STAMP) ## Compare with nats-py on the same server, as ratios
 	@$(FIND_JAVA); $(PY) -m benchmarks
+
+bench-growth: $(STAMP) ## A stream of 10 million messages, a purge, a compaction, many connections and consumers
+	@$(PY) -m benchmarks.growth $(GROWTH)
 
 soak: java $(STAMP) ## The long fault runs
 	@$(FIND_JAVA); SLIPSTREAM_PURE=1 $(PY) -m pytest -m soak

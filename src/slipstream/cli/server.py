@@ -56,6 +56,10 @@ def add(commands: Commands) -> None:
     parser = group.section("repair").add("salvage", _salvage, "copy the intact data of a damaged store")
     parser.add_argument("directory", metavar="DIR")
     parser.add_argument("target", metavar="NEW", help="a new directory")
+    parser = group.section("repair").add(
+        "compact", _compact, "give the free space in the store of a stopped server back"
+    )
+    parser.add_argument("directory", metavar="DIR")
 
 
 def serve(arguments: list[str]) -> int:
@@ -129,3 +133,7 @@ def _check(shell: Shell) -> int:
 
 def _salvage(shell: Shell) -> int:
     return serve(["salvage", shell.options.directory, shell.options.target])
+
+
+def _compact(shell: Shell) -> int:
+    return serve(["compact", shell.options.directory])

@@ -243,6 +243,10 @@ class ServerOptions(ListenerOptions):
         "interval of these scans of all file streams", 3600.0,
         block="jetstream", keys="scrub_interval", low=0,
     )  # fmt: skip
+    compact_percent: int = option(
+        "how much of the file of streams must be free, in percent, before it is compacted; 0 for never", 50,
+        block="jetstream", keys="compact_percent", low=0,
+    )  # fmt: skip
 
     user: str = option("a user with all permissions", "", group="Authentication", flags="user", value="NAME")
     password: str = option(

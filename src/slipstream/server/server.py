@@ -38,6 +38,7 @@ from slipstream.server.faults.network import NetworkFaults
 from slipstream.server.faults.traffic import Traffic
 from slipstream.server.loop.clock import Clock, VirtualClock
 from slipstream.server.loop.committer import Worker
+from slipstream.server.loop.compacting import Compacted, Compacting
 from slipstream.server.loop.connection import Connection, ConnectionLimits
 from slipstream.server.loop.driver import Driver
 from slipstream.server.loop.listening import ListeningSockets
@@ -122,6 +123,7 @@ class Server:
         self._faults: FaultRunner | None = None
         self._system: SystemServices | None = None
         self._scrubbing: Scrubbing | None = None
+        self._compacting: Compacting | None = None
         self._report: ServerReport | None = None
         self._websocket_tls: Tls | None = None
         self.reloader: Callable[[], None] | None = None  # applies the configuration again, for the system account
@@ -231,6 +233,9 @@ class Server:
         if options.scrub_rate and file.scrubber is not None:
             interval = check_seconds(options.scrub_interval)
             self._scrubbing = Scrubbing(driver, file.scrubber, rate=options.scrub_rate, interval=interval)
+        if self._worker is not None:
+            committer = next(each for each in driver.committers if each.journal.store is file)
+            self._compacting = Compacting(file, committer, percent=options.compact_percent)
         self._upstreams = Upstreams(driver, named(options.upstreams or {}))
         self._upstreams.start()
         await clients.serve(
@@ -352,6 +357,16 @@ class Server:
     def _limits(self) -> ConnectionLimits:
         return ConnectionLimits(self.options.max_control_line, check_seconds(self.options.write_deadline))
 
+    async def compact(self) -> Compacted:
+        """Copy the file of the streams without its free space, and replace it by the copy, while clients are served.
+        Returns the file's size before and after. Raises a StoreError if the file is damaged or the disk too full: then
+        everything is as before."""
+        if self._driver is None:
+            raise UsageError("the server is not running")
+        if self._compacting is None:
+            raise UsageError("a server without data_dir has no file that could be compacted")
+        return await self._compacting.compact()
+
     async def lame_duck(self, *, duration: Duration | None = None, grace: Duration | None = None) -> None:
         """Accept no new clients and ask the others to reconnect elsewhere. After `grace` seconds those that stayed are
         disconnected, spread over the rest of `duration`, so that they do not all reconnect at once. Returns when no
@@ -373,6 +388,9 @@ class Server:
         if self._scrubbing is not None:
             await self._scrubbing.stop()
             self._scrubbing = None
+        if self._compacting is not None:
+            await self._compacting.stop()
+            self._compacting = None
         if self._upstreams is not None:
             await self._upstreams.stop()
         unfinished: set[int] = set()

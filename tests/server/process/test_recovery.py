@@ -1,4 +1,4 @@
-"""`slipstream server check` and `salvage`: what they say of sound and of damaged stores, and their exit codes."""
+"""`slipstream server check`, `salvage` and `compact`: what they say of stores, and their exit codes."""
 
 from __future__ import annotations
 
@@ -65,3 +65,54 @@ def test_a_store_in_use_a_missing_one_and_a_full_target_are_errors(
     assert "must be empty" in capsys.readouterr().err
     assert main(["check"]) == 2
     assert main(["salvage", "--help"]) == 0
+
+
+def test_a_store_is_compacted_with_the_purged_messages_that_are_still_in_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "store"
+    store = LmdbStore(path)
+    log = store.create("S", b"")
+    for n in range(6_000):
+        log.append(n, f"s.{n % 7}", b"", b"x" * 200)
+    _carry(store)
+    log.purge(below=5_900)
+    _carry(store)
+    assert store.backlog
+    store.close()
+    size = (path / "data.mdb").stat().st_size
+    assert main(["compact", str(path)]) == 0
+    assert f"{path} is compacted: " in capsys.readouterr().out
+    assert (path / "data.mdb").stat().st_size < size / 10
+    assert main(["check", str(path)]) == 0
+    assert "is sound: 101 messages in 1 stream" in capsys.readouterr().out
+    again = LmdbStore(path)
+    assert [each.seq for each in again.log("S").scan("s.1", 0, limit=3)] == [5903, 5910, 5917]
+    again.close()
+
+
+def _carry(store: LmdbStore) -> None:
+    group = store.seal()
+    store.begin(group)
+    while not store.write_some(group):
+        pass
+    store.commit(group)
+    store.finish(group)
+
+
+def test_a_store_in_use_a_missing_one_and_a_damaged_one_are_not_compacted(
+    base: trials.Base, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = LmdbStore(tmp_path / "used")
+    assert main(["compact", str(tmp_path / "used")]) == 2
+    assert "in use by process" in capsys.readouterr().err
+    store.close()
+    assert main(["compact", str(tmp_path / "none")]) == 2
+    assert "there is no store in" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+    path = damaged(base, tmp_path / "copy")
+    data = (path / "data.mdb").read_bytes()
+    assert main(["compact", str(path)]) == 2
+    assert "is damaged" in capsys.readouterr().err
+    assert (path / "data.mdb").read_bytes() == data
+    assert main(["compact"]) == 2

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
 
-from slipstream.server.engine.ports import Group, Store
+from slipstream.server.engine.ports import Store
 from slipstream.server.loop.committer import Done, Step, Worker
 from slipstream.server.loop.connection import Connection
 
@@ -111,20 +111,20 @@ class VirtualWorker(Worker):
     def __init__(self, loop: VirtualLoop, store: Store) -> None:
         self.store = store
         self._virtual = loop
-        self.submitted: deque[tuple[Step, Group, Done]] = deque()
+        self.submitted: deque[tuple[Step, Done]] = deque()
 
-    def submit(self, step: Step, group: Group, done: Done) -> None:
-        self.submitted.append((step, group, done))
+    def submit(self, step: Step, done: Done) -> None:
+        self.submitted.append((step, done))
 
     def stop(self) -> None:
         """There is no thread."""
 
     def run_one(self) -> None:
         """Do the next step, and report it to the loop. A crash is nothing that the server could catch."""
-        step, group, done = self.submitted.popleft()
+        step, done = self.submitted.popleft()
         error: Exception | None = None
         try:
-            step(group)
+            step()
         except Exception as exc:
             error = exc
         self._virtual.call_soon(done, error)

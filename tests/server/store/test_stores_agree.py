@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from slipstream.server.engine.ports import Group, LogState, StreamLog, matcher
+from slipstream.server.store.lmdb.compact import Compaction
+from slipstream.server.store.lmdb.compact import Phase as CompactionPhase
 from slipstream.server.store.lmdb.segments import Tuning
 from slipstream.server.store.lmdb.store import LmdbStore
 from slipstream.server.store.memory.store import MemoryStore
@@ -54,6 +56,7 @@ class StoresAgree(RuleBasedStateMachine):
         self.phase: Phase = "open"
         self.time = 100
         self.counts: dict[StreamLog, dict[str, int]] = {}
+        self.compaction: Compaction | None = None
 
     def teardown(self) -> None:
         self.lmdb.close()
@@ -245,6 +248,21 @@ class StoresAgree(RuleBasedStateMachine):
         self.groups, self.phase = None, "open"
         self.follow()
 
+    @rule(slices=st.integers(1, 6))
+    def compact(self, slices: int) -> None:
+        """Go on with a copy of the file; it replaces the file as soon as no group is under way."""
+        if self.compaction is None:
+            self.compaction = self.lmdb.compact()
+        for _ in range(slices):
+            if self.compaction.phase is not CompactionPhase.READY and self.compaction.begin():
+                self.compaction.work()
+                self.compaction.finish()
+        if self.compaction.phase is CompactionPhase.READY and self.phase == "open":
+            self.compaction.replace()
+            self.compaction.switch()
+            self.compaction.close()
+            self.compaction = None
+
     @rule(drain=st.booleans())
     def reopen(self, drain: bool) -> None:
         self.carry_through()
@@ -252,6 +270,7 @@ class StoresAgree(RuleBasedStateMachine):
             self.carry_through()
         self.memory.abandon()  # what the open group has is lost
         self.lmdb.close()
+        self.compaction = None
         self.lmdb = LmdbStore(self.path, map_size=1 << 26, tuning=TINY)
         self.follow()
 

@@ -252,6 +252,37 @@ class Scrubber(Protocol):
         To be called after `begin`, whatever became of `read`."""
 
 
+class Compaction(Protocol):
+    """A copy of a store's file without its free space, made in slices: `begin` and `finish` on the loop, `work` in a
+    thread in between. When `finish` says so, `replace` runs in the thread of commits while no group is under way, and
+    `switch` on the loop before the next one begins."""
+
+    @property
+    def before(self) -> int:
+        """Bytes of the file."""
+
+    @property
+    def after(self) -> int:
+        """Bytes of the copy, once it has replaced the file."""
+
+    def begin(self) -> bool:
+        """Prepare a slice; False if it must wait."""
+
+    def work(self) -> None:
+        """Do it: waits for the disk. Raises StoreError."""
+
+    def finish(self) -> bool:
+        """To be called after `begin`, whatever became of `work`; whether the copy is ready to replace the file."""
+
+    def replace(self) -> None: ...
+
+    def switch(self) -> None:
+        """To be called after `replace`, whatever became of it."""
+
+    def close(self) -> None:
+        """To be called in the end, in a thread: removes the copy that did not replace the file."""
+
+
 class Savepoints(Protocol):
     """Moments that a store can return to, for tests. They nest: a return to one forgets those that were set later."""
 
@@ -311,6 +342,13 @@ class Store(Protocol):
     @property
     def scrubber(self) -> Scrubber | None:
         """None: nothing is stored that could be damaged."""
+
+    @property
+    def room(self) -> tuple[int, int]:
+        """Bytes of the store's file, and how many of them are in use."""
+
+    def compact(self) -> Compaction:
+        """Begin to copy the file without its free space. Raises StoreError."""
 
     @property
     def savepoints(self) -> Savepoints | None:

@@ -19,9 +19,10 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 
-from slipstream.errors import StoreError
+from slipstream.errors import StoreError, UsageError
 from slipstream.metrics.exposition import Histogram
 from slipstream.server.engine.engine import Engine
 from slipstream.server.engine.journal import CommitBatch, Journal
@@ -34,7 +35,7 @@ SMALL = 64  # changes: some tenths of a millisecond to write
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # seconds, after a group that could not be stored
 LOG_INTERVAL = 10.0  # seconds between two lines about the same failure
 
-Step = Callable[[Group], None]
+Step = Callable[[], None]
 Done = Callable[[BaseException | None], None]
 
 
@@ -44,13 +45,13 @@ class Worker:
     def __init__(self, loop: asyncio.AbstractEventLoop, store: Store) -> None:
         self.store = store
         self._loop = loop
-        self._queue: SimpleQueue[tuple[Step, Group, Done] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[Step, Done] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="slipstream-commit", daemon=True)
         self._thread.start()
 
-    def submit(self, step: Step, group: Group, done: Done) -> None:
-        """Run `step(group)` in the thread, then `done(error)` on the loop."""
-        self._queue.put((step, group, done))
+    def submit(self, step: Step, done: Done) -> None:
+        """Run `step()` in the thread, then `done(error)` on the loop."""
+        self._queue.put((step, done))
 
     def stop(self) -> None:
         """End the thread once its queue is empty."""
@@ -59,10 +60,10 @@ class Worker:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            step, group, done = item
+            step, done = item
             error: BaseException | None = None
             try:
-                step(group)
+                step()
             except BaseException as exc:
                 error = exc
             self._loop.call_soon_threadsafe(done, error)
@@ -90,6 +91,8 @@ class Committer:
         self._loop = asyncio.get_running_loop()
         self._batch: CommitBatch | None = None  # in the worker, or being written
         self._is_stopping = False
+        self._between: tuple[Step, Done] | None = None  # to be done while no group is under way
+        self._is_held = False  # it is being done
         self._pause = self._paused_until = 0.0
         self._logged, self._logged_at, self._not_logged = "", 0.0, 0
         self._sealed_at = 0.0
@@ -113,7 +116,9 @@ class Committer:
     def turn(self) -> None:
         """Seal and commit the open group, if it is time. After a failure a group without waiting clients pauses: what
         it holds (delivery state, the store's jobs) is there again at once, and a full disk stays full for a while."""
-        if not self.journal.ready:
+        if self._between is not None and self.journal.under_way is None:
+            self._take_turn_between()
+        if self._is_held or not self.journal.ready:
             return
         is_paused = bool(self._pause) and self._loop.time() < self._paused_until
         if self._is_stopping or self.write_error or is_paused:
@@ -135,10 +140,32 @@ class Committer:
                 self._wake()
         elif group.size <= SMALL and not self.journal.store.backlog:
             self._batch = batch
-            self._worker.submit(self._store_small, group, self._committed)
+            self._worker.submit(partial(self._store_small, group), self._committed)
         else:
             self._batch = batch
-            self._worker.submit(self.journal.store.begin, group, self._begun)
+            self._worker.submit(partial(self.journal.store.begin, group), self._begun)
+
+    def between_groups(self, step: Step, done: Done) -> None:
+        """Run `step()` in the thread of commits while no group is under way, then `done(error)` on the loop; groups
+        wait meanwhile."""
+        if self._worker is None:
+            raise UsageError("a store without a thread has nothing to wait for")
+        self._between = step, done
+        self._wake()
+
+    def _take_turn_between(self) -> None:
+        assert self._between is not None
+        assert self._worker is not None
+        (step, done), self._between, self._is_held = self._between, None, True
+
+        def ended(error: BaseException | None) -> None:
+            self._is_held = False
+            try:
+                done(error)
+            finally:
+                self._wake()
+
+        self._worker.submit(step, ended)
 
     def _store_small(self, group: Group) -> None:
         """Begin, write and commit, in the worker's thread. This is safe beside the loop: a group without jobs is
@@ -171,7 +198,7 @@ class Committer:
             self._fail(exc)
             return
         if done:
-            self._worker.submit(self.journal.store.commit, self._batch.group, self._committed)
+            self._worker.submit(partial(self.journal.store.commit, self._batch.group), self._committed)
         else:
             self._loop.call_soon(self._write)  # reads get in between
 

@@ -11,15 +11,15 @@ import os
 import stat
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import lmdb
 
 from slipstream.errors import CorruptRecordError, StoreError
-from slipstream.server.store.lmdb.pages import Damage, PageFile
+from slipstream.server.store.lmdb.pages import TABLES, Damage, PageFile
 from slipstream.server.store.lmdb.records import STAMP as STAMP_RECORD
 from slipstream.server.store.lmdb.records import CorruptMessageError, body_of, seal, weight
 from slipstream.server.store.lmdb.segments import Base
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 # Kinds of keys in the control table; each is followed by the stream's id and, for some, a number.
 META, STREAM, STATE, SEGMENT, INDEXED, JOURNAL, RETIRED, KEPT = b"m", b"s", b"t", b"g", b"x", b"j", b"d", b"k"
 STAMP = b"z"  # of the last commit
+MESSAGES, INDEX, SUBJECTS, CONTROL, EXPIRIES = range(len(TABLES))
 # Copies of the records without which a stream has no name are kept in the table of indexes, before those of all streams
 # (their ids begin with 1): in another page, which is hardly ever written, and so early in the file.
 COPY = bytes(4)
@@ -37,6 +38,7 @@ COPY = bytes(4)
 _MASK = (1 << 64) - 1
 
 MADE = "store.made"  # an empty file: a store was made in this directory
+COPY_DIR = "compact"  # where a compaction makes its copy; left behind by a crash, it is worth nothing
 MAX_REPORTED = 10_000
 FULL = 1024 * 1024  # bytes left on a disk that counts as full
 MAX_PINS = 128  # snapshots of earlier moments that are read at the same time
@@ -119,9 +121,12 @@ class _Forked:
 class _Interrupted:
     """Replaces a snapshot whose transaction LMDB has ended, until there is another of the same moment."""
 
-    def __init__(self, revive: Callable[[_Interrupted], lmdb.Transaction[bytes] | None], number: int) -> None:
+    def __init__(
+        self, revive: Callable[[_Interrupted], lmdb.Transaction[bytes] | None], number: int, handle: lmdb.Environment
+    ) -> None:
         self._revive = revive
         self._number = number
+        self.handle = handle
 
     def id(self) -> int:
         return self._number
@@ -136,10 +141,62 @@ class _Interrupted:
         return getattr(found, name)
 
 
+class LmdbFile(NamedTuple):
+    """An open file, and its tables in the order of `TABLES`."""
+
+    handle: lmdb.Environment
+    tables: tuple[Table, ...]
+
+
+def open_file(path: Path, *, map_size: int) -> LmdbFile:
+    """Open the file of LMDB in a directory, which is made if there is none: with all tables, or none."""
+    handle = lmdb.open(
+        str(path),
+        map_size=map_size,
+        max_dbs=8,
+        max_readers=2 * MAX_PINS,
+        max_spare_txns=2,
+        mode=0o600,
+        readahead=False,
+        metasync=True,
+        sync=True,
+    )
+    try:
+        with handle.begin(write=True) as made:
+            return LmdbFile(handle, tuple(handle.open_db(name.encode(), made) for name in TABLES))
+    except BaseException:
+        handle.close()
+        raise
+
+
+def remove_copy(path: Path) -> None:
+    """Remove what a compaction has left in the directory of a store."""
+    folder = path / COPY_DIR
+    try:
+        if folder.is_symlink() or not folder.is_dir():
+            folder.unlink(missing_ok=True)
+            return
+        for name in ("data.mdb", "lock.mdb"):
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
+    except OSError as exc:
+        raise StoreError(f"{folder}, which a compaction has left, cannot be removed: {exc}") from exc
+
+
+def sync_directory(path: Path) -> None:
+    """LMDB syncs its file, not the file's name."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 class Pin:
     """A snapshot that stays readable while groups are finished: what a walk in slices reads.
 
-    It is the environment with the snapshot of one moment: everything but `read` and `epoch` is that of the environment.
+    It is the environment with the snapshot of one moment: everything but `read`, `epoch` and the file (which a
+    compaction may replace meanwhile) is that of the environment.
     All users of one moment share one transaction, which ends with the last of them. Until then LMDB cannot use the
     pages again that were freed since: a pin is for fractions of a second, not for as long as a client likes.
     """
@@ -148,6 +205,12 @@ class Pin:
         self._env = env
         self.read: lmdb.Transaction[bytes] | _Forked = env.read
         self.epoch: int = env.epoch
+        self.handle: lmdb.Environment = env.handle
+        self.messages: Table = env.messages
+        self.index: Table = env.index
+        self.subjects: Table = env.subjects
+        self.control: Table = env.control
+        self.expiries: Table = env.expiries
         self.users: int = 0
         self.bases: dict[int, Base] = {}  # of the streams that are read, as of that moment; by their ids
 
@@ -161,6 +224,9 @@ class Pin:
     @corrupt_records.setter
     def corrupt_records(self, count: int) -> None:
         self._env.corrupt_records = count
+
+    def raw_cursor(self, read: lmdb.Transaction[bytes]) -> AbstractContextManager[lmdb.Cursor[bytes]]:
+        return _raw_cursor(self.handle, self.messages, read)
 
     def release(self) -> None:
         """A user has read what it needs."""
@@ -191,7 +257,7 @@ class Environment:
 
     def __init__(self, path: str | os.PathLike[str], *, map_size: int, step: int) -> None:
         self.path: Path = Path(path)
-        self.step = step  # units of work in one step of a job
+        self.step: int = step  # units of work in one step of a job
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = self._take_lock()
@@ -208,30 +274,13 @@ class Environment:
         _environments.add(self)
 
     def _open(self, map_size: int) -> None:
-        self.handle: lmdb.Environment = lmdb.open(
-            str(self.path),
-            map_size=map_size,
-            max_dbs=8,
-            max_readers=2 * MAX_PINS,
-            max_spare_txns=2,
-            mode=0o600,
-            readahead=False,
-            metasync=True,
-            sync=True,
-        )
-        with self.handle.begin(write=True) as made:  # all of them or none
-            self.messages: Table = self.handle.open_db(b"messages", made)  # stream id, sequence -> message
-            self.index: Table = self.handle.open_db(b"index", made)  # stream id, segment, subject -> offsets
-            self.subjects: Table = self.handle.open_db(b"subjects", made)  # stream id, subject -> row
-            self.control: Table = self.handle.open_db(b"control", made)
-            self.expiries: Table = self.handle.open_db(b"expiries", made)  # stream id, moment, sequence -> nothing
+        self.map_size: int = map_size
+        remove_copy(self.path)  # of a compaction that was cut off
+        self._use(open_file(self.path, map_size=map_size))
         self._mark_made()
-        for directory in (self.path, self.path.parent):  # LMDB syncs its file, not the file's name
-            fd = os.open(directory, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+        for directory in (self.path, self.path.parent):
+            sync_directory(directory)
+        self._old_files: list[lmdb.Environment] = []  # that were replaced, and are still read
         self.read: lmdb.Transaction[bytes] = self.handle.begin(db=self.messages)
         self.epoch: int = 0  # how often the snapshot moved
         self._pins: dict[int, Pin] = {}  # snapshots that are in use, by their epochs
@@ -245,6 +294,9 @@ class Environment:
         self.losses: dict[tuple[str, int, int], int] = {}  # stream, first and last sequence -> messages missing there
         self.damaged: dict[tuple[str, int], None] = {}  # messages that did not match their checksums
         self.faults: dict[str, None] = {}  # what the scrubber found beside messages, in words
+        # While the file is copied: tables (by their place in `TABLES`) and keys that the group changes.
+        self.is_copied: bool = False
+        self.changed: list[tuple[int, Iterable[bytes]]] | None = None
         self._open_for_use = True
 
     def _check_pages(self) -> list[Damage]:
@@ -323,6 +375,42 @@ class Environment:
                 f"got uid {found.st_uid}"
             )
 
+    def _use(self, file: LmdbFile) -> None:
+        self.handle: lmdb.Environment = file.handle
+        # Stream id, sequence -> message; stream id, segment, subject -> offsets; stream id, subject -> row; control
+        # records; stream id, moment, sequence -> nothing.
+        self.messages, self.index, self.subjects, self.control, self.expiries = file.tables
+
+    def tables(self) -> tuple[Table, ...]:
+        """In the order of `TABLES`."""
+        return self.messages, self.index, self.subjects, self.control, self.expiries
+
+    def move_to(self, file: LmdbFile) -> None:
+        """Use another file, which has the same content. The old one is closed when it is not read any more."""
+        if self.epoch not in self._pins:
+            self.read.abort()
+        self._old_files.append(self.handle)
+        self._use(file)
+        self.read = self.handle.begin(db=self.messages)
+        self.epoch += 1
+        self._close_old()
+
+    def _close_old(self) -> None:
+        used = [pin.handle for pin in self._pins.values()]
+        for handle in [handle for handle in self._old_files if not any(handle is each for each in used)]:
+            self._old_files.remove(handle)
+            handle.close()
+
+    @property
+    def room(self) -> tuple[int, int]:
+        """Bytes of the file, and how many of them are in use."""
+        page, used = 4096, 4  # meta pages, and some for the free list
+        for table in self.tables():
+            found = self.read.stat(table)
+            page = found["psize"]
+            used += found["branch_pages"] + found["leaf_pages"] + found["overflow_pages"]
+        return (self.handle.info()["last_pgno"] + 1) * page, used * page
+
     @property
     def write(self) -> lmdb.Transaction[bytes]:
         """The transaction of the group that is being written."""
@@ -356,13 +444,15 @@ class Environment:
         try:
             dead.stat(self.control)
         except lmdb.BadTxnError:
-            self._replace(dead, _Interrupted(self._revived, dead.id()))
+            self._replace(dead, _Interrupted(self._revived, dead.id(), self.handle))
             self._revived(self.read)
         except StoreError:  # it was replaced, and is awaited
             return
 
     def _revived(self, dead: lmdb.Transaction[bytes] | _Interrupted) -> lmdb.Transaction[bytes] | None:
         """A transaction of the same moment. There is none if a group was committed that is not finished."""
+        if isinstance(dead, _Interrupted) and dead.handle is not self.handle:  # the file was replaced since
+            return None
         fresh = self.handle.begin(db=self.messages)
         if fresh.id() != dead.id():
             fresh.abort()
@@ -410,19 +500,27 @@ class Environment:
         old = self.write.get(key, db=self.control)
         self.tally.control += weight(key, value) - (weight(key, old) if old is not None else 0)
         self.write.put(key, value, db=self.control)
+        if self.changed is not None:
+            self.changed.append((CONTROL, (key,)))
 
     def delete_control(self, key: bytes) -> None:
         old = self.write.get(key, db=self.control)
         if old is not None:
             self.tally.control -= weight(key, old)
             self.write.delete(key, db=self.control)
+            if self.changed is not None:
+                self.changed.append((CONTROL, (key,)))
 
     def put_copy(self, key: bytes, body: bytes) -> None:
         """Keep a second copy of a control record, for salvage."""
         self.write.put(COPY + key, seal(COPY + key, body), db=self.index)
+        if self.changed is not None:
+            self.changed.append((INDEX, (COPY + key,)))
 
     def delete_copy(self, key: bytes) -> None:
         self.write.delete(COPY + key, db=self.index)
+        if self.changed is not None:
+            self.changed.append((INDEX, (COPY + key,)))
 
     def has_copy(self, key: bytes) -> bool:
         return self.read.get(COPY + key, db=self.index) is not None
@@ -430,19 +528,25 @@ class Environment:
     def put_moment(self, key: bytes) -> None:
         if self.write.put(key, b"", db=self.expiries, overwrite=False):
             self.tally.expiries += weight(key, b"")
+            if self.changed is not None:
+                self.changed.append((EXPIRIES, (key,)))
 
     def delete_moment(self, key: bytes) -> None:
         if self.write.delete(key, db=self.expiries):
             self.tally.expiries -= weight(key, b"")
+            if self.changed is not None:
+                self.changed.append((EXPIRIES, (key,)))
 
-    def forget(self, table: Table, key: bytes, value: bytes) -> None:
+    def forget(self, table: int, key: bytes, value: bytes) -> None:
         """An entry is about to be deleted through a cursor."""
-        if table is self.control:
+        if table == CONTROL:
             self.tally.control -= weight(key, value)
-        elif table is self.subjects:
+        elif table == SUBJECTS:
             self.tally.subjects -= weight(key, value)
-        elif table is self.expiries:
+        elif table == EXPIRIES:
             self.tally.expiries -= weight(key, b"")
+        if self.changed is not None:
+            self.changed.append((table, (key,)))
 
     def put_stamp(self) -> None:
         """Sign the transaction: by its number an older page is found that has the signature, by the sums any other."""
@@ -494,30 +598,23 @@ class Environment:
     def unpin(self, pin: Pin) -> None:
         if self._pins.pop(pin.epoch, None) is not None and pin.epoch != self.epoch:
             pin.read.abort()
+            if self._old_files:
+                self._close_old()
 
     @property
     def is_crowded(self) -> bool:
         """Whether there must not be a snapshot of one more moment."""
         return len(self._pins) >= MAX_PINS and self.epoch not in self._pins
 
-    @contextmanager
-    def raw_cursor(self, read: lmdb.Transaction[bytes]) -> Iterator[lmdb.Cursor[bytes]]:
+    def raw_cursor(self, read: lmdb.Transaction[bytes]) -> AbstractContextManager[lmdb.Cursor[bytes]]:
         """A cursor over the messages of a snapshot. It copies no values, unless another group was committed since: of a
         large message whose checksum is looked at, only the last page is read."""
-        raw = self.handle.begin(db=self.messages, buffers=True)
-        try:
-            if raw.id() != read.id():
-                with read.cursor(db=self.messages) as cursor:
-                    yield cursor
-            else:
-                with raw.cursor() as cursor:
-                    yield cursor  # type: ignore[misc]
-        finally:
-            raw.abort()
+        return _raw_cursor(self.handle, self.messages, read)
 
     def begin(self) -> None:
         """Begin the transaction of a group."""
         self.transaction = self.handle.begin(write=True)
+        self.changed = [] if self.is_copied else None
         known = self.committed_tally
         self.tally = Tally(known.control, known.subjects, known.expiries)
 
@@ -538,9 +635,26 @@ class Environment:
             self
         )  # a child of a later fork must not close a descriptor that is another file's by then
         self.read.abort()
-        self.handle.close()
+        for handle in (self.handle, *self._old_files):
+            handle.close()
         os.ftruncate(self._lock, 0)
         os.close(self._lock)
+
+
+@contextmanager
+def _raw_cursor(
+    handle: lmdb.Environment, messages: Table, read: lmdb.Transaction[bytes]
+) -> Iterator[lmdb.Cursor[bytes]]:
+    raw = handle.begin(db=messages, buffers=True)
+    try:
+        if raw.id() != read.id():
+            with read.cursor(db=messages) as cursor:
+                yield cursor
+        else:
+            with raw.cursor() as cursor:
+                yield cursor  # type: ignore[misc]
+    finally:
+        raw.abort()
 
 
 _environments: weakref.WeakSet[Environment] = weakref.WeakSet()

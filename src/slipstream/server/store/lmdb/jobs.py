@@ -10,16 +10,26 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from slipstream.server.store.lmdb.env import INDEXED, JOURNAL, KEPT, RETIRED, SEGMENT, Environment, control_key
+from slipstream.server.store.lmdb.env import (
+    CONTROL,
+    EXPIRIES,
+    INDEX,
+    INDEXED,
+    JOURNAL,
+    KEPT,
+    MESSAGES,
+    RETIRED,
+    SEGMENT,
+    SUBJECTS,
+    Environment,
+    control_key,
+)
 from slipstream.server.store.lmdb.records import INDEXED as INDEXED_RECORD
 from slipstream.server.store.lmdb.records import pack_entry, pack_row, seal, weight
 from slipstream.server.store.lmdb.segments import Base, Delta
 from slipstream.server.store.lmdb.view import read_tail
-
-if TYPE_CHECKING:
-    from lmdb import _Database as Table  # the binding's stubs have no public name for it
 
 
 class Job(Protocol):
@@ -70,18 +80,19 @@ def _sorted(names: Iterable[str], step: int) -> Iterator[list[str] | int]:
             runs, at = [runs[number] for number in left], [at[number] for number in left]
 
 
-def clear(env: Environment, db: Table, prefix: bytes, end: bytes = b"") -> Iterator[int]:
-    """Delete all keys with a prefix (those before `end`, if it is given)."""
+def clear(env: Environment, table: int, prefix: bytes, end: bytes = b"") -> Iterator[int]:
+    """Delete all keys of a table with a prefix (those before `end`, if it is given). Between two steps the file may be
+    replaced, and its tables with it."""
     found = True
     while found:
         count = 0
-        with env.write.cursor(db=db) as cursor:
+        with env.write.cursor(db=env.tables()[table]) as cursor:
             found = cursor.set_range(prefix)
             while found and count < env.step:
                 key, value = cursor.item()  # empty behind the last one
                 found = key.startswith(prefix) and not (end and key >= end)
                 if found:
-                    env.forget(db, key, value)
+                    env.forget(table, key, value)
                     found = cursor.delete()
                     count += 1
         if count:
@@ -112,7 +123,7 @@ class FlushJob:
                 return  # the log has moved to a new id
             self._write(env, prefix, part)
             yield len(part)
-        yield from clear(env, env.control, control_key(JOURNAL, base.sid), mark)
+        yield from clear(env, CONTROL, control_key(JOURNAL, base.sid), mark)
 
     def _write(self, env: Environment, prefix: bytes, part: list[str]) -> None:
         rows, newer = self._base.dirty, self._log.sealed.sealed_rows if self._log.sealed is not None else {}
@@ -131,6 +142,8 @@ class FlushJob:
             for key in gone:
                 env.write.delete(key, db=env.subjects)
             cursor.putmulti(puts)
+        if env.changed is not None:
+            env.changed.append((SUBJECTS, [*gone, *(key for key, _ in puts)]))
         env.tally.subjects += change
         env.flushed.append((self._base, part))
 
@@ -152,7 +165,7 @@ class SealJob:
     def steps(self, env: Environment) -> Iterator[int]:
         base, number = self._base, self._number
         prefix = base.sid.to_bytes(4, "big") + number.to_bytes(8, "big")
-        yield from clear(env, env.index, prefix)  # an earlier try may have been cut off
+        yield from clear(env, INDEX, prefix)  # an earlier try may have been cut off
         part = read_tail(env, base).get(number, {})
         start = number * base.size
         for names in _sorted(list(part), env.step):
@@ -171,6 +184,8 @@ class SealJob:
             self._sum += total
             with env.write.cursor(db=env.index) as cursor:
                 cursor.putmulti(puts)
+            if env.changed is not None:
+                env.changed.append((INDEX, [key for key, _ in puts]))
             yield len(puts)
         key = control_key(INDEXED, base.sid, number)
         env.put_control(key, seal(key, INDEXED_RECORD.pack(self._named, self._sum)))
@@ -194,7 +209,7 @@ class DropJob:
 
     def steps(self, env: Environment) -> Iterator[int]:
         sid = self._base.sid
-        yield from clear(env, env.index, sid.to_bytes(4, "big") + self._number.to_bytes(8, "big"))
+        yield from clear(env, INDEX, sid.to_bytes(4, "big") + self._number.to_bytes(8, "big"))
         env.delete_control(control_key(INDEXED, sid, self._number))
 
     def settle(self) -> None:
@@ -212,10 +227,10 @@ class CleanupJob:
 
     def steps(self, env: Environment) -> Iterator[int]:
         prefix = self._sid.to_bytes(4, "big")
-        for db in (env.messages, env.index, env.subjects, env.expiries):
-            yield from clear(env, db, prefix)
+        for table in (MESSAGES, INDEX, SUBJECTS, EXPIRIES):
+            yield from clear(env, table, prefix)
         for kind in (SEGMENT, INDEXED, JOURNAL, KEPT):
-            yield from clear(env, env.control, control_key(kind, self._sid))
+            yield from clear(env, CONTROL, control_key(kind, self._sid))
         env.delete_control(control_key(RETIRED, self._sid))
 
     def settle(self) -> None:

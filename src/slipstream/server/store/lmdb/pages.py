@@ -13,6 +13,7 @@ need pages of their own (overflow). A tree knows how many entries it has: an old
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Iterator
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - the module calls it `error`
@@ -97,6 +98,7 @@ class PageFile:
         self.page_size: int = self.meta.page_size if self.meta is not None else 4096
         self.pages: int = self.size // self.page_size
         self._seen = bytearray(self.pages + 1 if walks else 0)  # pages of trees that were walked
+        self._branches: dict[int, tuple[list[bytes], list[int]]] = {}  # of one transaction, on the way to single leaves
 
     def close(self) -> None:
         os.close(self._fd)
@@ -107,6 +109,7 @@ class PageFile:
         """Read the file as of a transaction whose pages stay as they are: a reader of it is open in LMDB. False if its
         meta page is not found; why is in `damage` then, which holds nothing older."""
         self.damage = []
+        self._branches.clear()
         self.size = os.fstat(self._fd).st_size
         for number in (0, 1):
             try:
@@ -166,19 +169,22 @@ class PageFile:
         high: bytes | None = None
         for depth in range(tree.depth, 0, -1):
             try:
-                page = self._page(number, _BRANCH if depth > 1 else _LEAF)
                 if depth == 1:
+                    page = self._page(number, _LEAF)
                     return page, self._leaf(page), number, low, high
-                children = self._branch(page)
+                known = self._branches.get(number)
+                if known is None:
+                    children = self._branch(self._page(number, _BRANCH))
+                    known = [name for name, _ in children], [child for _, child in children]
+                    self._branches[number] = known
             except _BadPageError as exc:
                 what = str(exc)
                 break
-            at = 1
-            while at < len(children) and children[at][0] <= key:
-                at += 1
-            if at < len(children):
-                high = children[at][0]
-            number, low = children[at - 1][1], children[at - 1][0] if at > 1 else low
+            names, numbers = known
+            at = bisect_right(names, key, 1)
+            if at < len(names):
+                high = names[at]
+            number, low = numbers[at - 1], names[at - 1] if at > 1 else low
         self._report(table, number, what, low, high)
         return None
 

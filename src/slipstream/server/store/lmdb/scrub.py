@@ -54,6 +54,7 @@ class Scrubber:
     def __init__(self, env: Environment, streams: Callable[[], Iterable[Base]]) -> None:
         self._env, self._streams = env, streams
         self._file: PageFile | None = None
+        self._handle: object = None  # the environment that the file is of: a compaction replaces it
         self._pin: Pin | None = None
         self._part: Slice | None = None  # read, and not settled
         self._at: tuple[str, bytes] = (TABLES[0], b"")
@@ -93,8 +94,10 @@ class Scrubber:
     def read(self) -> None:
         """Read the next slice."""
         assert self._pin is not None
-        if self._file is None:
-            self._file = PageFile(self._env.path / "data.mdb", walks=False)
+        if self._file is None or self._handle is not self._pin.handle:
+            self.close()
+            self._file, self._handle = PageFile(self._env.path / "data.mdb", walks=False), self._pin.handle
+            self._total_of = -1  # transactions are counted anew in another file
         file, (table, begin) = self._file, self._at
         transaction = self._pin.read.id()
         if not file.turn_to(transaction):

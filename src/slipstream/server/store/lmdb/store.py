@@ -34,8 +34,8 @@ again from there.
 found by each read. A damaged message raises for that message alone; a damaged record that the store cannot do without
 stops the start.
 
-Deleting gives pages back to LMDB, not to the file system: the file never shrinks. `docs/design/store.md` has the layout
-of the tables.
+Deleting gives pages back to LMDB, not to the file system; a compaction (`compact.py`) copies the rest to a new file.
+`docs/design/store.md` has the layout of the tables.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from struct import Struct
 from threading import get_ident
 from typing import Literal
@@ -52,10 +53,12 @@ import lmdb
 
 from slipstream.errors import CorruptRecordError, StoreError, UsageError
 from slipstream.server.engine.ports import Group, StreamLog, record_size
+from slipstream.server.store.lmdb.compact import Compaction, Phase
 from slipstream.server.store.lmdb.env import (
     INDEXED,
     JOURNAL,
     KEPT,
+    MESSAGES,
     META,
     RETIRED,
     SEGMENT,
@@ -112,6 +115,7 @@ class LmdbStore:
         self._context = WriteContext(self.tuning)
         self._scrubber = Scrubber(self._env, lambda: [log.base for log in self._committed.values()])
         self._sealed: LmdbGroup | None = None
+        self._compaction: Compaction | None = None
         self._streams: dict[str, LmdbLog] = {}
         self._committed: dict[str, LmdbLog] = {}
         self._jobs: deque[tuple[Job, Iterator[int]]] = deque()  # memory is held until they are done
@@ -210,6 +214,37 @@ class LmdbStore:
         """Whether there is work left for later groups; when the server is idle, empty groups get it done."""
         return bool(self._jobs or self._cleanup or self._context.sweeping or self._nudge)
 
+    # Compaction.
+
+    @property
+    def room(self) -> tuple[int, int]:
+        """Bytes of the file, and how many of them are in use."""
+        return self._env.room
+
+    def compact(self) -> Compaction:
+        """Begin to copy the file without its free pages. Raises StoreError if it is damaged, or the disk too full."""
+        if self._compaction is not None and self._compaction.is_active:
+            raise UsageError("the store is being compacted already")
+        self._compaction = Compaction(
+            self._env,
+            is_noting=lambda: self._sealed is None or self._env.changed is not None,
+            why_broken=lambda: self._broken,
+            before_replacing=self._abort_abandoned,
+            break_store=self._break,
+        )
+        return self._compaction
+
+    def _break(self, why: str) -> None:
+        self._broken = why
+
+    def _note_changes(self) -> None:
+        """A group is finished: what it changed is to be copied again."""
+        changed, compaction = self._env.changed, self._compaction
+        if changed is not None:
+            if compaction is not None and compaction.is_active:
+                compaction.finished_group(changed)
+            self._env.changed = []
+
     # Groups.
 
     @property
@@ -236,6 +271,8 @@ class LmdbStore:
         self._env.check_owner()
         if self._broken:
             raise StoreError(self._broken)
+        if self._compaction is not None and self._compaction.phase is Phase.REPLACED:
+            raise StoreError("a compaction has replaced the file, and the store does not use it yet")
         if self._env.transaction is not None:
             raise UsageError("group must not be begun twice")
         if not (sealed.deltas or sealed.retired or self._jobs or self._cleanup or self._nudge):
@@ -289,6 +326,7 @@ class LmdbStore:
             raise UsageError("group must be committed before it is finished")
         self._sealed = None
         self._env.renew()
+        self._note_changes()
         self._committed = sealed.streams
         for log, delta in sealed.deltas.items():
             log.finish(delta)
@@ -327,12 +365,16 @@ class LmdbStore:
             for log in (*group.deltas, *group.deleted):
                 log.reset()
         self._env.flushed.clear()
+        if self._env.changed is not None:
+            self._env.changed = []
         self._stored_sid = 0
         self._plan()
 
     def close(self) -> None:
         """Close the files. Groups that are not committed are lost."""
         self._scrubber.close()
+        if self._compaction is not None:
+            self._compaction.close()
         if self._env.transaction is not None:
             self.abandon()
         if self._abandoned is not None and get_ident() == self._owner:
@@ -392,11 +434,15 @@ class LmdbStore:
             for at in range(0, len(items), _PUTS):
                 part = items[at : at + _PUTS]
                 cursor.putmulti(part)
+                if env.changed is not None:
+                    env.changed.append((MESSAGES, [key for key, _ in part]))
                 yield len(part)
         rest, delete = iter(delta.deletes), env.write.delete
         while keys := list(islice(rest, _PUTS)):
             for key in keys:
                 delete(key, db=env.messages)
+            if env.changed is not None:
+                env.changed.append((MESSAGES, keys))
             yield len(keys)
         for at, (key, there) in enumerate(delta.moments.items(), 1):
             if there:
@@ -603,3 +649,32 @@ class LmdbStore:
         base.unindexed = {number for number in base.segments if number not in base.indexed}
         base.dead = {number for number in base.indexed if number not in base.segments}
         return base
+
+
+def compact_directory(path: Path) -> tuple[int, int]:
+    """Compact the store of a stopped server; returns the size of its file before and after. Raises StoreError."""
+    if not (path / "data.mdb").is_file():
+        raise StoreError(f"there is no store in {path}")
+    store = LmdbStore(path)
+    try:
+        while store.backlog:  # messages that were purged, and are still to be removed
+            group = store.seal()
+            store.begin(group)
+            while not store.write_some(group):
+                pass
+            store.commit(group)
+            store.finish(group)
+        compaction = store.compact()
+        try:
+            is_ready = False
+            while not is_ready:
+                compaction.begin()
+                compaction.work()
+                is_ready = compaction.finish()
+            compaction.replace()
+            compaction.switch()
+        finally:
+            compaction.close()
+        return compaction.before, compaction.after
+    finally:
+        store.close()

@@ -10,6 +10,8 @@ however much the streams hold, and rolling back costs what has changed since. Sa
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from slipstream.errors import StoreError, UsageError
 from slipstream.server.engine.ports import Group, Savepoints, StreamLog, record_size
 from slipstream.server.store.memory.log import Groups, LogUndo, MemoryGroup, MemoryLog, SizeOf
@@ -98,6 +100,10 @@ class MemoryStore:
         return []
 
     scrubber = None
+    room = (0, 0)  # no file
+
+    def compact(self) -> NoReturn:
+        raise UsageError("streams in memory have no file that could be compacted")
 
     # Savepoints.
 

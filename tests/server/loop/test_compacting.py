@@ -1,0 +1,116 @@
+"""Compaction of a running server: clients are served meanwhile, and nothing that was acknowledged is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from slipstream import JetStream, Stream, connect
+from slipstream.errors import CorruptRecordError, StoreError, UsageError
+from slipstream.server import Server
+from slipstream.server.loop import compacting
+from slipstream.server.store.lmdb import compact
+from tests.server.loop.test_scrubbing import overwrite
+
+COUNT = 3_000
+
+
+@pytest.fixture(autouse=True)
+def many_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compact, "BYTES", 50_000)
+
+
+async def filled(js: JetStream) -> Stream:
+    """A stream whose older messages are gone."""
+    stream = await js.create_stream("S", subjects=["s.>"])
+    for at in range(0, COUNT, 500):
+        await asyncio.gather(*(js.publish(f"s.{n % 50}", b"%d" % n + b"x" * 300) for n in range(at, at + 500)))
+    await stream.purge(below=COUNT - 100)
+    return stream
+
+
+async def settled(server: Server) -> None:
+    """Wait until the purged messages are removed."""
+    async with asyncio.timeout(60):
+        while server._stores[1].backlog:
+            await asyncio.sleep(0.01)
+
+
+async def test_messages_are_published_and_read_while_the_file_is_compacted(tmp_path: Path) -> None:
+    async with Server(data_dir=tmp_path) as server, await connect(server.url) as client:
+        js = client.jetstream()
+        stream = await filled(js)
+        await settled(server)
+        work = asyncio.create_task(server.compact())
+        again = asyncio.create_task(server.compact())  # the same one
+        sent = 0
+        while not work.done():
+            ack = await js.publish(f"s.{sent % 50}", b"new %d" % sent)
+            assert ack.seq == COUNT + sent + 1
+            message = await stream.get(COUNT + sent + 1)
+            assert message.data == b"new %d" % sent
+            sent += 1
+        done = await work
+        assert await again is done
+        assert sent > 1
+        assert done.after < done.before / 2
+        assert (tmp_path / "data.mdb").stat().st_size <= done.after + 4096 * 200
+        ack = await js.publish("s.1", b"last")
+        info = await stream.info()
+        assert info.state.messages == 101 + sent + 1
+        assert server.health().ok
+    async with Server(data_dir=tmp_path) as server, await connect(server.url) as client:
+        stream = client.jetstream().stream("S")
+        for n in range(sent):
+            assert (await stream.get(COUNT + n + 1)).data == b"new %d" % n
+        assert (await stream.get(ack.seq)).data == b"last"
+
+
+async def test_a_file_that_is_mostly_free_is_compacted_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="slipstream.server")
+    monkeypatch.setattr(compacting, "CHECK_INTERVAL", 0.02)
+    monkeypatch.setattr(compacting, "SMALLEST", 100_000)
+    async with Server(data_dir=tmp_path) as server, await connect(server.url) as client:
+        await filled(client.jetstream())
+        async with asyncio.timeout(60):
+            while not any("Compacted the file of streams" in each for each in caplog.messages):
+                await asyncio.sleep(0.01)
+        size, used = server._stores[1].room
+        assert used > size / 2
+
+
+async def test_a_server_that_stops_drops_the_copy(tmp_path: Path) -> None:
+    async with Server(data_dir=tmp_path) as server:
+        async with await connect(server.url) as client:
+            await filled(client.jetstream())
+        work = asyncio.create_task(server.compact())
+        await asyncio.sleep(0)
+    with pytest.raises(StoreError, match="the server is stopping"):
+        await work
+    assert not (tmp_path / "compact").exists()
+
+
+async def test_damage_refuses_the_copy_and_the_server_goes_on(tmp_path: Path) -> None:
+    async with Server(data_dir=tmp_path, scrub_rate=0) as server, await connect(server.url) as client:
+        js = client.jetstream()
+        stream = await filled(js)
+        await settled(server)
+        overwrite(tmp_path / "data.mdb", b"2950" + b"x" * 20, b"2950X")
+        with pytest.raises(CorruptRecordError, match="the store is damaged"):
+            await server.compact()
+        assert not (tmp_path / "compact").exists()
+        ack = await js.publish("s.1", b"after")
+        assert (await stream.get(ack.seq)).data == b"after"
+
+
+async def test_a_server_without_a_directory_has_nothing_to_compact() -> None:
+    async with Server() as server:
+        with pytest.raises(UsageError, match="data_dir"):
+            await server.compact()
+    with pytest.raises(UsageError, match="not running"):
+        await server.compact()
