@@ -755,6 +755,43 @@ def test_a_damaged_message_is_removed_whatever_its_checksum_says(tmp_path: Path)
         again.close()
 
 
+@pytest.mark.parametrize("below", [9_001, 12_345, 15_000, 16_384, 17_000, 30_000])
+def test_messages_are_counted_exactly_where_a_purge_cuts_a_segment_of_very_many(path: Path, below: int) -> None:
+    """The checksums of some 8,000 messages reach the bit from which on a sum of blocks has their number."""
+    with_purge, count = LmdbStore(path), 33_000
+    log = with_purge.create("S", b"{}")
+    fill(log, count)
+    carry(with_purge)
+    assert log.count("", below) == count - below + 1
+    assert log.purge(below=below) == below - 1
+    carry(with_purge)
+    assert log.committed.messages == log.count("", 0) == count - below + 1
+    assert log.purge(keep=1000) == count - below + 1 - 1000
+    assert (log.state.first_seq, log.state.messages) == (count - 999, 1000)
+    with_purge.close()
+
+
+@pytest.mark.parametrize("keep", [1, 9, 10, 11, 64, 199, 200, 201])
+def test_purge_that_keeps_the_newest_counts_by_blocks(path: Path, keep: int) -> None:
+    small = LmdbStore(path, tuning=Tuning(segment=32))
+    log = small.create("S", b"{}")
+    fill(log, 150)
+    carry(small)
+    for seq in (3, 40, 41, 149):
+        log.remove(seq)
+    carry(small)
+    log.skip(100_000)  # a wide gap
+    fill(log, 60)
+    log.remove(100_005)
+    every = [seq for seq in range(1, 101_000) if log.peek(seq) is not None]
+    assert len(every) == log.state.messages == 205
+    assert log.purge(keep=keep) == max(0, 205 - keep)
+    assert [seq for seq in range(1, 101_000) if log.peek(seq) is not None] == every[-keep:]
+    carry(small)
+    assert log.committed.messages == keep
+    small.close()
+
+
 # Jobs and sizes.
 
 

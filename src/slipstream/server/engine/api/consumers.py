@@ -111,7 +111,7 @@ class ConsumerApi:
         if config.num_replicas > max(1, stream.config.num_replicas):
             raise ReplicasNotSupportedError
         consumer = stream.consumers.put(config, body.get("action", ""), now, pedantic=body.get("pedantic", False))
-        if consumer.will_search:
+        if consumer.will_search or consumer.is_searching:
             return Outcome({}, stream.journal, search=lambda: self._begun(stream, consumer))
         return Outcome({}, stream.journal, later=lambda: self._report(consumer))
 
@@ -217,7 +217,13 @@ class ConsumerApi:
         journal = stream.journal
         if not consumer.writer.saved:  # the answer waits for the delivery state
             journal.after.append(lambda: None)
+        if consumer.is_searching:
+            return Outcome({}, journal, search=lambda: self._moved(stream, consumer, seq))
         return Outcome({}, journal, later=lambda: self._report(consumer) | {"reset_seq": seq})
+
+    def _moved(self, stream: Stream, consumer: Consumer, seq: int) -> Walk[dict[str, Any]]:
+        report = yield from self._begun(stream, consumer)
+        return report | {"reset_seq": seq}
 
 
 def consumer_info(consumer: Consumer) -> dict[str, Any]:

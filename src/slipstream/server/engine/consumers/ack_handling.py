@@ -18,9 +18,13 @@ from slipstream.server.engine.consumers.config import sample_frequency
 from slipstream.server.engine.consumers.delivery_state import DeliveryState, due
 from slipstream.server.engine.consumers.persistence import StateWriter
 from slipstream.server.engine.consumers.timing import MILLISECOND, EarliestTimer
+from slipstream.server.engine.jobs import Progress
 from slipstream.server.engine.services import Services
 
 LONGEST_DELAY = 2**63 - 1
+AT_ONCE = 2048  # messages that await their acks: beyond that an ack of all settles them in slices
+PIECE = 256  # messages that it settles between two pauses
+PIECE_UNITS = 2  # of work (`engine.jobs`) for each
 REMOVED = "Unacknowledged message was deleted"
 
 
@@ -73,6 +77,7 @@ class AckHandling:
         self._sampled = 0  # percent of acks that are reported
         self._timer = EarliestTimer(services.timers, self._look)
         self._stopped = False
+        self._settling: SettleAll | None = None
 
     def configure(self, config: ConsumerConfig) -> None:
         """Take over a configuration."""
@@ -104,6 +109,8 @@ class AckHandling:
         except ValueError:  # malformed: it was for this consumer, and changes nothing
             return True
         answered = True
+        if self._cumulative and len(self._state.pending) > AT_ONCE and _settles(payload):
+            return self._acked_in_slices(seq, dseq, times, reply, payload, now)
         if payload == b"+ACK" or not payload or payload == b"+OK":
             answered = self._acked(seq, dseq, times, now)
         elif payload.startswith(b"+NXT"):
@@ -140,6 +147,57 @@ class AckHandling:
         if was_full:  # otherwise deliveries did not wait for acks
             self._wake()
         return True
+
+    def _acked_in_slices(self, seq: int, dseq: int, times: int, reply: str, payload: bytes, now: int) -> bool:
+        """Settle a message and the very many before it as a job, the oldest first: each with its removal from the
+        stream in one group, and the ack is answered when the last one is durable. Further acks meanwhile join the job;
+        a crash leaves the newest of them unacknowledged, as if the ack had been lost."""
+        state, is_next = self._state, payload.startswith(b"+NXT")
+        if seq > state.delivered:
+            return True
+        state.last_ack = state.last_active = now
+        if self._settling is not None:
+            self._settling.seq = max(self._settling.seq, seq)
+        elif dseq > state.floor_dseq:
+            self._settling = SettleAll(self, seq)
+            jobs = self._services.jobs
+            jobs.go_on(self._settling, jobs.load.asker or self)
+        if is_next:
+            self._next_request(reply, payload[4:], now)
+        elif reply:
+            if self._settling is not None:
+                self._settling.replies.append(reply)
+            else:
+                self._writer.confirm(reply)
+        if payload.startswith(b"+TERM"):
+            self._advisories.terminated(seq, dseq, times, payload[5:].strip().decode(errors="replace"))
+        return True
+
+    def settle_some(self, seqs: list[int]) -> bool:
+        """Settle messages of a job, if they still await their acks; False if the consumer is gone."""
+        if self._stopped:
+            return False
+        was_full = self.full
+        settled = [seq for seq in seqs if self._state.settle(seq)]
+        self._writer.mark()
+        if settled:
+            self._settled(settled)
+        if was_full:
+            self._wake()
+        return True
+
+    def settled_all(self, seq: int, replies: list[str]) -> None:
+        """All messages up to one are settled: the floor is there."""
+        self._settling = None
+        if rest := self._state.settle_to(seq):
+            self._settled(rest)
+        self._writer.mark()
+        for reply in replies:
+            self._writer.confirm(reply)
+
+    def awaited_to(self, seq: int) -> list[int]:
+        """The messages up to one whose ack is awaited, the oldest last."""
+        return sorted([at for at in self._state.pending if at <= seq], reverse=True)
 
     def _naked(self, seq: int, dseq: int, times: int, argument: bytes, now: int) -> None:
         state = self._state
@@ -246,5 +304,36 @@ class AckHandling:
         self._next_request = _no_request
 
 
+def _settles(payload: bytes) -> bool:
+    return not payload or payload in (b"+ACK", b"+OK") or payload.startswith((b"+NXT", b"+TERM"))
+
+
 def _no_request(reply: str, payload: bytes, now: int) -> None:
     """In place of the delivery of a deleted consumer."""
+
+
+class SettleAll:
+    """The ack of very many messages at once, as a job."""
+
+    def __init__(self, acks: AckHandling, seq: int) -> None:
+        self.seq = seq  # up to which messages are settled; a later ack may raise it
+        self.replies: list[str] = []
+        self._acks = acks
+        self._left: list[int] = []  # the oldest last
+        self._listed_to = 0
+
+    def run(self) -> tuple[Progress, int]:
+        """Settle some messages."""
+        if not self._left and self._listed_to < self.seq:
+            self._listed_to = self.seq
+            self._left = self._acks.awaited_to(self.seq)
+            return Progress.MORE, len(self._left) // 32
+        part = self._left[-PIECE:]
+        del self._left[-PIECE:]
+        part.reverse()
+        if not self._acks.settle_some(part):
+            return Progress.DONE, 0
+        if self._left or self._listed_to < self.seq:
+            return Progress.MORE, PIECE_UNITS * len(part)
+        self._acks.settled_all(self.seq, self.replies)
+        return Progress.DONE, PIECE_UNITS * len(part)

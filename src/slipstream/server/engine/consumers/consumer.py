@@ -33,7 +33,7 @@ from typing import Any
 
 from slipstream.api import ConsumerConfig, DeliverPolicy, ReplayPolicy
 from slipstream.api.times import nanoseconds
-from slipstream.errors import ErrorCode
+from slipstream.errors import ErrorCode, StoreError
 from slipstream.server.engine.consumers.ack_handling import AckHandling
 from slipstream.server.engine.consumers.ack_router import ACK_PREFIX
 from slipstream.server.engine.consumers.advisories import ConsumerAdvisories
@@ -50,6 +50,8 @@ from slipstream.server.engine.consumers.timing import IdleTimer
 from slipstream.server.engine.jobs import SLICE_UNITS, Progress
 from slipstream.server.engine.ports import Changes, Walk
 from slipstream.server.engine.services import Services
+
+MOST_COUNTS = 8  # in slices, that are out of date when they are complete
 
 
 class Consumer:
@@ -116,7 +118,9 @@ class Consumer:
             )
         self._is_large = self.cursor.needs_search(config, one_per_subject=self._one_per_subject)
         self._has_begun = False
-        self._search: StartSearch | None = None
+        self._search: StartSearch | CountSearch | None = None
+        self._counts_in_vain = 0  # in a row
+        self._purged: list[str] = []  # filters of purges while it is counted
         self._missed: list[tuple[Changes, Mapping[str, int]]] = []  # commits since it began
         # Not by a method of its own: a call less for every ack.
         self.ack: Callable[[list[str], int, str, bytes, int], bool] = self._acks.receive
@@ -149,10 +153,12 @@ class Consumer:
         if self._search is not None and filters_of(old) != filters_of(config):
             self._end_search()
             self._is_large = self.cursor.needs_search(config, one_per_subject=self._one_per_subject)
-            self.begin()
+            if self._has_begun:
+                self._job.live = True
+            else:
+                self.begin()
         if filters_of(old) != filters_of(config) and self._job.live:
-            self.cursor.review_skips()
-            self.cursor.recount()
+            self._count_again(reviews=True)
         if old.pause_until != config.pause_until:
             self._job.arm_pause(now)
             self.advisories.paused(config.pause_until)
@@ -167,7 +173,10 @@ class Consumer:
         """Find the first message and deliver: the consumer is durable."""
         if self._job.stopped or self._job.live or self._search is not None:
             return
-        if not self.cursor.started and not self.cursor.held and self._begin_search():
+        if self.cursor.started:
+            if self._begin_count(reviews=True):
+                return
+        elif not self.cursor.held and self._begin_search():
             return
         self._go_live()
 
@@ -235,6 +244,55 @@ class Consumer:
                 self.cursor.committed(news, added, now)
         self._go_live(is_counted=True)
 
+    # A consumer whose messages are to be counted again delivers nothing until that is done, in slices as well.
+
+    def _count_again(self, *, reviews: bool) -> None:
+        """Count what is left; `reviews`: messages may have left the stream, or the filters, without a note of it."""
+        if self._begin_count(reviews=reviews):
+            return
+        if reviews:
+            self.cursor.forget_removed(self.services.router.now)
+            self.cursor.review_skips()
+        self.cursor.recount()
+
+    def _begin_count(self, *, reviews: bool) -> bool:
+        """Count what is left in slices, if that may take long."""
+        if not self.cursor.is_long_count or self._log.is_crowded or self._counts_in_vain > MOST_COUNTS:
+            return False
+        walk = self.cursor.recount_walk(self.services.router.now, reviews=reviews)
+        self._search, self._missed = CountSearch(walk, self._counted), []
+        self._job.live = False
+        if self._search.run()[0] is Progress.MORE:
+            jobs = self.services.jobs
+            jobs.go_on(self._search, jobs.load.asker or self)
+        return True
+
+    def _counted(self, left: int | None) -> None:
+        """What is left, or None if it could not be read: it is counted when deliveries come to the end."""
+        missed, self._search, self._missed = self._missed, None, []
+        if left is not None:
+            self.cursor.left = left
+        if any(news.recount for news, _ in missed):
+            self._counts_in_vain += 1  # a stream that is purged all the time: in the end it is counted in one piece
+            self._job.live = True
+            self._count_again(reviews=True)
+            if self._search is not None:
+                return
+        else:
+            now = self.services.router.now
+            for news, added in missed:
+                self.cursor.committed(news, added, now)
+        self._counts_in_vain = 0
+        if not self._has_begun:
+            self._go_live(is_counted=True)
+            return
+        self._job.live = True
+        if self._purged:
+            patterns, self._purged = self._purged, []
+            for pattern in patterns:
+                self.cursor.purged(pattern)
+        self._job.wake()
+
     def _end_search(self) -> None:
         if self._search is not None:
             self._search.stop()
@@ -257,9 +315,12 @@ class Consumer:
         self.cursor.move(seq)
         if self._search is not None:
             self._end_search()
-            self._go_live()
+            if self._has_begun:
+                self._job.live = True
+            else:
+                self._go_live(is_counted=True)
         if self._job.live:
-            self.cursor.recount()
+            self._count_again(reviews=False)
         self.writer.mark()
         self._job.wake()
         return seq
@@ -295,7 +356,10 @@ class Consumer:
         if not self.cursor.started:
             self.resume()
             return
-        self.cursor.committed(news, added, self.services.router.now)
+        if news.recount and self.cursor.is_long_count:
+            self._count_again(reviews=True)
+        else:
+            self.cursor.committed(news, added, self.services.router.now)
         if self.cursor.left:
             self._job.wake()
 
@@ -312,12 +376,14 @@ class Consumer:
         """Messages that match were purged on request."""
         if self._job.live:
             self.cursor.purged(pattern)
+        elif self._search is not None and self._has_begun:
+            self._purged.append(pattern)
 
     def recount(self) -> None:
         """Count what is left from the log, and deliver it."""
         if self._search is not None:
             return
-        self.cursor.recount()
+        self._count_again(reviews=False)
         self._job.wake()
 
     # Reports.
@@ -374,6 +440,34 @@ class StartSearch:
         except StopIteration as end:
             if end.value is not None:  # stopped
                 self._found(*end.value)
+            return Progress.DONE, units
+        return Progress.MORE, units
+
+
+class CountSearch:
+    """The count of what is left for a consumer, as a job."""
+
+    def __init__(self, walk: Walk[int], counted: Callable[[int | None], None]) -> None:
+        self._walk, self._counted = walk, counted
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """The result is not wanted any more."""
+        self._is_stopped = True
+        self._walk.close()
+
+    def run(self) -> tuple[Progress, int]:
+        units = 0
+        if self._is_stopped:
+            return Progress.DONE, 0
+        try:
+            while units < SLICE_UNITS:
+                units += next(self._walk)
+        except StopIteration as end:
+            self._counted(end.value)
+            return Progress.DONE, units
+        except StoreError:
+            self._counted(None)
             return Progress.DONE, units
         return Progress.MORE, units
 

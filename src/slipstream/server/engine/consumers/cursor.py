@@ -14,7 +14,13 @@ from slipstream.api import ConsumerConfig, DeliverPolicy
 from slipstream.errors import CorruptRecordError
 from slipstream.server.engine.consumers.ack_handling import AckHandling
 from slipstream.server.engine.consumers.config import filters_of
-from slipstream.server.engine.consumers.deliver_policy import SkipList, exists, starting_point, starting_walk
+from slipstream.server.engine.consumers.deliver_policy import (
+    REVIEWED,
+    SkipList,
+    exists,
+    starting_point,
+    starting_walk,
+)
 from slipstream.server.engine.consumers.delivery_state import DeliveryState
 from slipstream.server.engine.consumers.filters import Filters
 from slipstream.server.engine.consumers.persistence import StateWriter
@@ -166,6 +172,47 @@ class Cursor:
             self.left = self.filters.count(self._log, state.next_seq)
         else:
             self.left = len(state.skips) + self.filters.count(self._log, state.skips.resume)
+
+    @property
+    def is_long_count(self) -> bool:
+        """Whether counting what is left, or looking which pending messages are still there, may take long."""
+        state = self.state
+        listed = len(state.skips) if state.skips is not None else 0
+        filtered = bool(self.filters.patterns) and self._log.committed.messages > FEW_MESSAGES
+        return filtered or len(state.pending) + len(state.counts) + listed > max(FEW_MESSAGES, 0)
+
+    def recount_walk(self, now: int, *, reviews: bool) -> Walk[int]:
+        """What is left of the log as it is now, in slices; nothing must be delivered meanwhile. With `reviews` also
+        drop pending messages and last messages that left the stream. The list of those counts as it is in the end:
+        commits that are followed afterwards take away only what is still on it."""
+        state = self.state
+        snapshot = self._log.snapshot()
+        try:
+            snapshot.hold()
+            skips = state.skips
+            start = state.next_seq if skips is None or skips.done else skips.resume
+            left = yield from self.filters.count_walk(snapshot, start)
+        finally:
+            snapshot.close()
+        if reviews:
+            yield from self._forget_walk(now)
+            if state.skips is not None:
+                yield from state.skips.review_walk(self._log, self.filters)
+                self._leave_skips()
+        return left + (len(state.skips) if state.skips is not None else 0)
+
+    def _forget_walk(self, now: int) -> Walk[None]:
+        state = self.state
+        gone = state.forget_below(self._log.committed.first_seq)
+        for looked, seq in enumerate([*state.pending, *state.counts], 1):
+            if (seq in state.pending or seq in state.counts) and not exists(self._log, seq):
+                state.settle(seq)
+                gone = True
+            if not looked % REVIEWED:
+                yield REVIEWED // 2
+        if gone:
+            state.last_ack = now
+            self._writer.mark()
 
     def review_skips(self) -> None:
         """Drop those last messages that left the stream, or are not covered any more."""

@@ -10,6 +10,8 @@ from slipstream.errors import CorruptRecordError
 from slipstream.server.engine.consumers.filters import Filters
 from slipstream.server.engine.ports import LogSnapshot, LogState, Record, StreamLog, Walk
 
+REVIEWED = 128  # messages that are looked up between two pauses
+
 
 class SkipList:
     """The last messages of all subjects when the consumer began; everything from `resume` on follows them."""
@@ -58,6 +60,15 @@ class SkipList:
         """Drop those that were removed, or that the filters do not cover any more."""
         self._seqs = [seq for seq in self._seqs[self._at :] if _is_wanted(log, seq, filters)]
         self._at = 0
+
+    def review_walk(self, log: StreamLog, filters: Filters) -> Walk[None]:
+        """The same in slices; nothing else must change the list meanwhile."""
+        wanted: list[int] = []
+        rest = self._seqs[self._at :]
+        for at in range(0, len(rest), REVIEWED):
+            wanted += [seq for seq in rest[at : at + REVIEWED] if _is_wanted(log, seq, filters)]
+            yield REVIEWED // 2
+        self._seqs, self._at = wanted, 0
 
     def pack(self) -> bytes:
         rest = self._seqs[self._at :]

@@ -50,7 +50,7 @@ class DeliveryJob:
 
     def run(self) -> tuple[Progress, int]:
         """Deliver one chunk."""
-        if self.stopped or self._pace_timer is not None:
+        if self.stopped or not self.live or self._pace_timer is not None:
             self._scheduled = False
             return Progress.DONE, 0
         try:

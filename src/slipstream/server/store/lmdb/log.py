@@ -630,7 +630,7 @@ class LmdbLog(LogReader):
         else:
             gone_bytes = max(0, segment.bytes - self._measure(view, below, high))
         at = below % size // self._block
-        gone = sum(segment.sums[:at]) // COUNTED
+        gone = sum(each // COUNTED for each in segment.sums[:at])  # of each: together the checksums reach `COUNTED`
         segment.sums[:at] = [0] * at
         is_sound = True
         for seq, value in view.items(max(low, below - below % self._block), below):

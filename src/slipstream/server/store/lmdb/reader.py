@@ -468,7 +468,7 @@ class LogReader:
         total = sum(segment.count for n, segment in base.segments.items() if n > number)
         if number in base.segments:
             behind = block - number * base.per_segment + 1
-            total += sum(base.segments[number].sums[behind:]) // COUNTED
+            total += sum(each // COUNTED for each in base.segments[number].sums[behind:])
             end = _key(base.sid, min((block + 1) * base.block - 1, base.state.last_seq))
             cursor = self._reader().cursor
             if cursor.set_range(_key(base.sid, seq)):

@@ -1,0 +1,214 @@
+"""Fairness over sockets: costly requests of one client, and how long the server is busy with them in one turn.
+
+Turns are measured in CPU time, in a process of the server alone. The bound of the short form is far above what slices
+take (some milliseconds) and far below what the requests took in one piece.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.wire import Msg, Pong, pub
+from tests.server.metered import MeteredServer, RawClient, metered_server
+
+Case = Callable[[RawClient, MeteredServer, int, str], Callable[[], None]]
+CASES: dict[str, Case] = {}
+SHORT, LONG = 20_000, 100_000  # messages
+MOST_SHORT, MOST_LONG = 0.1, 0.05  # CPU seconds of a turn; the long form leaves out the longest hundredth
+
+
+def case(prepare: Case) -> Case:
+    """`prepare` fills a stream, and returns the request."""
+    CASES[prepare.__name__.strip("_")] = prepare
+    return prepare
+
+
+def fill(client: RawClient, count: int, storage: str, subject: Callable[[int], str], **config: Any) -> None:
+    client.api("STREAM.CREATE.A", {"name": "A", "subjects": ["a.>"], "storage": storage, **config})
+    for start in range(0, count, 2000):
+        client.send(b"".join(pub(f"a.{subject(i)}", b"x") for i in range(start, min(count, start + 2000))))
+    assert client.api("STREAM.INFO.A")["state"]["messages"] == count
+
+
+def consumer(client: RawClient, action: str = "", **config: Any) -> int:
+    """Make or change a consumer; how many messages are left for it."""
+    body = {"stream_name": "A", "action": action, "config": {"name": "d", "durable_name": "d", **config}}
+    pending: int = client.api("CONSUMER.CREATE.A.d", body)["num_pending"]
+    return pending
+
+
+def by_two(i: int) -> str:
+    return f"{i % 10}.{i}"
+
+
+@case
+def _purge_by_filter(client: RawClient, _: MeteredServer, count: int, storage: str) -> Callable[[], None]:
+    fill(client, count, storage, by_two)
+
+    def ask() -> None:
+        assert client.api("STREAM.PURGE.A", {"filter": "a.*.>"})["purged"] == count
+
+    return ask
+
+
+@case
+def _purge_of_one_subject(client: RawClient, _: MeteredServer, count: int, storage: str) -> Callable[[], None]:
+    fill(client, count, storage, lambda _: "s")
+
+    def ask() -> None:
+        assert client.api("STREAM.PURGE.A", {"filter": "a.s", "keep": 10})["purged"] == count - 10
+
+    return ask
+
+
+@case
+def _purge_that_keeps_most(client: RawClient, _: MeteredServer, count: int, storage: str) -> Callable[[], None]:
+    fill(client, count, storage, by_two)
+
+    def ask() -> None:
+        assert client.api("STREAM.PURGE.A", {"keep": count - 10})["purged"] == 10
+
+    return ask
+
+
+@case
+def _changed_filters(client: RawClient, _: MeteredServer, count: int, storage: str) -> Callable[[], None]:
+    fill(client, count, storage, by_two)
+    consumer(client, filter_subject="a.*.>", ack_policy="explicit")
+
+    def ask() -> None:
+        assert consumer(client, "update", filter_subject="a.*.*", ack_policy="explicit") == count
+
+    return ask
+
+
+@case
+def _smaller_limit(client: RawClient, _: MeteredServer, count: int, storage: str) -> Callable[[], None]:
+    fill(client, count, storage, by_two)
+    consumer(client, filter_subject="a.*.>", ack_policy="explicit")
+
+    def ask() -> None:
+        config = {"name": "A", "subjects": ["a.>"], "storage": storage, "max_msgs": count // 2}
+        assert client.api("STREAM.UPDATE.A", config)["state"]["messages"] == count // 2
+        assert client.api("CONSUMER.INFO.A.d")["num_pending"] == count // 2
+
+    return ask
+
+
+@case
+def _ack_of_all(client: RawClient, _: MeteredServer, count: int, storage: str) -> Callable[[], None]:
+    client.api("STREAM.CREATE.A", {"name": "A", "subjects": ["a.>"], "storage": storage, "retention": "interest"})
+    consumer(client, filter_subject="a.*", ack_policy="all", max_ack_pending=-1)
+    for start in range(0, count, 2000):
+        client.send(b"".join(pub(f"a.{i % 10}", b"x") for i in range(start, min(count, start + 2000))))
+    client.flush()
+    client.send(pub("$JS.API.CONSUMER.MSG.NEXT.A.d", b'{"batch":%d}' % count, f"{client.inbox}pull"))
+    last: Msg = client.wait_for(Msg, count)[-1]
+
+    def ask() -> None:
+        client.ask(last.reply, b"+ACK")
+        assert client.api("STREAM.INFO.A")["state"]["messages"] == 0
+
+    return ask
+
+
+@case
+def _subjects_of_a_stream(client: RawClient, _: MeteredServer, count: int, storage: str) -> Callable[[], None]:
+    fill(client, count, storage, by_two)
+
+    def ask() -> None:
+        assert client.api("STREAM.INFO.A", {"subjects_filter": ">"})["total"] == count
+
+    return ask
+
+
+@case
+def _end_of_a_connection(client: RawClient, server: MeteredServer, count: int, storage: str) -> Callable[[], None]:
+    other = RawClient(server.port)
+    for start in range(0, count, 1000):
+        other.send(b"".join(b"SUB w.*.%d %d\r\n" % (i, i + 10) for i in range(start, start + 1000)))
+    other.flush()
+    client.api("STREAM.CREATE.A", {"name": "A", "subjects": ["a.>"], "storage": storage})
+
+    def ask() -> None:
+        other.send(b"BOGUS\r\n")
+        with pytest.raises(ConnectionError):
+            other.wait_for(Msg)
+        other.close()
+        for _ in range(count // 256):  # a turn or more each
+            client.flush()
+
+    return ask
+
+
+@pytest.mark.parametrize("storage", ["file", "memory"])
+@pytest.mark.parametrize("name", CASES)
+def test_no_turn_of_the_server_is_long(name: str, storage: str, tmp_path: Path) -> None:
+    with metered_server(tmp_path) as server:
+        client = RawClient(server.port)
+        ask = CASES[name](client, server, SHORT, storage)
+        client.flush()
+        server.turns()
+        ask()
+        client.flush()
+        longest = max(server.turns())
+        client.close()
+    assert longest < MOST_SHORT, f"a turn took {longest * 1000:.0f} ms of CPU"
+
+
+class Neighbour(threading.Thread):
+    """A well-behaved client: it publishes, reads and pings, and notes how much CPU time of the server each took."""
+
+    def __init__(self, server: MeteredServer) -> None:
+        super().__init__(daemon=True)
+        self._server = server
+        self._client = RawClient(server.port)
+        self._client.api("STREAM.CREATE.N", {"name": "N", "subjects": ["n"], "max_msgs": 10, "allow_direct": True})
+        self.over = threading.Event()
+        self.waits: list[float] = []
+
+    def run(self) -> None:
+        while not self.over.is_set():
+            for request in (self._publish, self._read, self._ping):
+                before = self._server.cpu
+                request()
+                self.waits.append(self._server.cpu - before)
+        self._client.close()
+
+    def _publish(self) -> None:
+        assert b'"seq"' in self._client.ask("n", b"x").payload
+
+    def _read(self) -> None:
+        assert self._client.ask("$JS.API.DIRECT.GET.N", {"last_by_subj": "n"}).payload == b"x"
+
+    def _ping(self) -> None:
+        self._client.send(b"PING\r\n")
+        self._client.wait_for(Pong)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("storage", ["file", "memory"])
+@pytest.mark.parametrize("name", CASES)
+def test_well_behaved_client_is_served_beside_a_costly_request(name: str, storage: str, tmp_path: Path) -> None:
+    with metered_server(tmp_path) as server:
+        client = RawClient(server.port)
+        ask = CASES[name](client, server, LONG, storage)
+        client.flush()
+        neighbour = Neighbour(server)
+        server.turns()
+        neighbour.start()
+        ask()
+        neighbour.over.set()
+        neighbour.join(60)
+        turns = server.turns()
+        client.close()
+    waits = sorted(neighbour.waits)
+    p99, longest = waits[len(waits) * 99 // 100], max(turns)
+    print(f"{name} {storage}: longest turn {longest * 1000:.1f} ms, p99 of {len(waits)} requests {p99 * 1000:.1f} ms")
+    assert p99 < MOST_LONG
+    assert longest < MOST_SHORT
