@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from slipstream.server.engine.auth.users import User
 from slipstream.server.engine.monitoring.system_events import CONNECTIONS_INTERVAL
 from slipstream.server.engine.monitoring.system_services import SystemServices
-from slipstream.wire import pub
+from slipstream.wire import Msg, Pong, pub
 from tests.server.support import SECOND, Client, Rig
 
 USERS = (User(name="sys", password="p", account="$SYS"), User(name="a", password="p", account="A"))
@@ -86,3 +88,40 @@ def test_without_a_system_user_users_still_see_themselves() -> None:
     assert b"503" in status.header
     deadline = rig.engine.next_deadline()
     assert deadline is None or deadline > rig.now + 10 * SECOND  # nothing is sent to a system account without users
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "wanted"),
+    [
+        ("SERVER.PING.CONNZ", {"subscriptions": True, "limit": 5000}, 3001),
+        ("SERVER.PING.SUBSZ", {"subscriptions": True, "limit": 5000}, 3001),
+        ("ACCOUNT.A.CONNZ", {"subscriptions": True}, 3001),
+        ("ACCOUNT.A.SUBSZ", {}, 1024),  # a page of them
+    ],
+)
+def test_long_reports_are_made_in_slices(kind: str, body: dict[str, Any], wanted: int) -> None:
+    rig, system = make("nothing")
+    client = rig.client(login("a"))
+    client.send(b"".join(b"SUB s.%d %d\r\n" % (n, n + 10) for n in range(3000)))
+    other = rig.client(login("a"))
+    request = pub(f"$SYS.REQ.{kind}", json.dumps(body).encode(), f"{system.inbox}r")
+    system.send(request + b"PING\r\n", settle=False)
+    rig.flush()
+    assert system.messages() == []  # not in the turn of the request
+    other.send(b"PING\r\n", settle=False)
+    rig.flush()
+    assert any(isinstance(event, Pong) for event in other.take())
+    rig.settle()
+    events = system.take()
+    assert [type(event) for event in events] == [Msg, Pong]  # what the client sent after it waited
+    assert isinstance(events[0], Msg)
+    assert events[0].payload.count(b"s.") >= wanted - 10
+
+
+def test_errors_of_reports_in_slices_are_answered() -> None:
+    rig, system = make("nothing")
+    (answer,) = system.ask("$SYS.REQ.SERVER.PING.CONNZ", b'{"sort":"bogus"}')
+    assert json.loads(answer.payload)["error"]["code"] == 500
+    (answer,) = system.ask("$SYS.REQ.ACCOUNT.$SYS.JSZ")
+    assert "no JetStream" in json.loads(answer.payload)["error"]["description"]
+    rig.engine.health()

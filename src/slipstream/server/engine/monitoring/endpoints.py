@@ -50,16 +50,6 @@ def _count(query: Query, name: str, default: int) -> int:
     return int(value)
 
 
-def whole(walk: Walk[dict[str, Any]]) -> dict[str, Any]:
-    """A page in one piece, for the services of the system account."""
-    while True:
-        try:
-            next(walk)
-        except StopIteration as end:
-            page: dict[str, Any] = end.value
-            return page
-
-
 def uptime(nanos: int) -> str:
     """As nats-server writes it: `1d2h3m4s`."""
     seconds = max(0, nanos) // SECOND

@@ -8,7 +8,7 @@ account a request of theirs names. Requests without a reply subject do nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -19,12 +19,14 @@ from slipstream.server.engine.account import Account
 from slipstream.server.engine.core.routing import AccountRouter
 from slipstream.server.engine.core.session import Session
 from slipstream.server.engine.engine import Engine
+from slipstream.server.engine.jobs import AccountJobs
 from slipstream.server.engine.monitoring import endpoints
-from slipstream.server.engine.monitoring.endpoints import whole
 from slipstream.server.engine.monitoring.system_events import AccountStatistics, ServerIdentity, SystemEvents
+from slipstream.server.engine.ports import Walk
 
 SERVER, ACCOUNT = "$SYS.REQ.SERVER", "$SYS.REQ.ACCOUNT"
 USER_INFO = "$SYS.REQ.USER.INFO"
+TOO_MANY = "too many reports at once"
 
 Body = Mapping[str, Any]
 
@@ -71,13 +73,9 @@ class SystemServices:
         self.events: SystemEvents = SystemEvents(engine, self._server, self._statistics, self._statsz)
         self._by_server: dict[str, Callable[[Body, int], Any]] = {
             "VARZ": lambda _, __: process.varz(),
-            "CONNZ": lambda body, now: whole(endpoints.connz(engine, now, _connz_query(body))),
-            "SUBSZ": lambda body, now: whole(
-                endpoints.subsz(engine, now, _query(body, subscriptions="subs", account="acc"))
-            ),
-            "JSZ": lambda body, now: whole(
-                endpoints.jsz(engine, now, _query(body, account="acc", consumer="consumers"))
-            ),
+            "CONNZ": lambda body, now: endpoints.connz(engine, now, _connz_query(body)),
+            "SUBSZ": lambda body, now: endpoints.subsz(engine, now, _query(body, subscriptions="subs", account="acc")),
+            "JSZ": lambda body, now: endpoints.jsz(engine, now, _query(body, account="acc", consumer="consumers")),
             "ACCOUNTZ": lambda body, now: endpoints.accountz(engine, now, _query(body, account="acc")),
             "HEALTHZ": lambda body, _: _healthz(engine, body),
             "ROUTEZ": lambda _, now: self._head(now) | {"num_routes": 0, "routes": []},
@@ -87,8 +85,8 @@ class SystemServices:
         }
         self._by_account: dict[str, Callable[[str, Body, int], Any]] = {
             "INFO": lambda name, _, now: endpoints.accountz(engine, now, {"acc": name})["account_detail"],
-            "CONNZ": lambda name, body, now: whole(endpoints.connz(engine, now, {**_connz_query(body), "acc": name})),
-            "SUBSZ": lambda name, _, now: whole(endpoints.subsz(engine, now, {"acc": name, "subs": "1"})),
+            "CONNZ": lambda name, body, now: endpoints.connz(engine, now, {**_connz_query(body), "acc": name}),
+            "SUBSZ": lambda name, _, now: endpoints.subsz(engine, now, {"acc": name, "subs": "1"}),
             "JSZ": self._account_jsz,
             "STATZ": lambda name, body, now: self._statz([name], body, now),
             "LEAFZ": lambda _, __, now: self._head(now) | {"leafnodes": 0, "leafs": []},
@@ -103,10 +101,10 @@ class SystemServices:
 
     def attach_to(self, account: Account) -> None:
         """Subscribe in an account."""
-        self._subscribe(account.router, account.name)
+        self._subscribe(account.router, account.jobs, account.name)
         self.events.start(account.router.now)
 
-    def _subscribe(self, router: AccountRouter, account: str) -> None:
+    def _subscribe(self, router: AccountRouter, jobs: AccountJobs, account: str) -> None:
         def add(subject: str, handler: Callable[[str, str, bytes, int], None]) -> None:
             router.add(subject, Service(handler))
 
@@ -115,10 +113,12 @@ class SystemServices:
             # In the system account these report on all accounts, here on the account of the client that asks.
             for subject in (f"{ACCOUNT}.PING.CONNZ", f"{SERVER}.PING.CONNZ"):
                 add(
-                    subject, self._answering(router, lambda _, body, now: self._by_account["CONNZ"](account, body, now))
+                    subject,
+                    self._answering(router, jobs, lambda _, body, now: self._by_account["CONNZ"](account, body, now)),
                 )
             add(
-                f"{ACCOUNT}.PING.STATZ", self._answering(router, lambda _, body, now: self._statz([account], body, now))
+                f"{ACCOUNT}.PING.STATZ",
+                self._answering(router, jobs, lambda _, body, now: self._statz([account], body, now)),
             )
             return
         own = self._engine.settings.server_id
@@ -128,17 +128,20 @@ class SystemServices:
             add(f"{name}.STATSZ", statsz)
             add(f"{name}.IDZ", idz)
             for kind in self._by_server:
-                add(f"{name}.{kind}", self._answering(router, self._of_server))
+                add(f"{name}.{kind}", self._answering(router, jobs, self._of_server))
         for kind in self._by_account:
-            add(f"{ACCOUNT}.*.{kind}", self._answering(router, self._of_account))
-        add(f"{ACCOUNT}.PING.STATZ", self._answering(router, lambda _, body, now: self._statz(None, body, now)))
+            add(f"{ACCOUNT}.*.{kind}", self._answering(router, jobs, self._of_account))
+        add(f"{ACCOUNT}.PING.STATZ", self._answering(router, jobs, lambda _, body, now: self._statz(None, body, now)))
         add(f"{ACCOUNT}.*.CONNS", lambda subject, reply, _, now: self._conns(router, subject, reply, now))
-        add(f"{SERVER}.{own}.KICK", self._answering(router, lambda _, body, __: self._on_client(Engine.kick, body)))
+        add(
+            f"{SERVER}.{own}.KICK",
+            self._answering(router, jobs, lambda _, body, __: self._on_client(Engine.kick, body)),
+        )
         add(
             f"{SERVER}.{own}.LDM",
-            self._answering(router, lambda _, body, __: self._on_client(Engine.announce_end_to, body)),
+            self._answering(router, jobs, lambda _, body, __: self._on_client(Engine.announce_end_to, body)),
         )
-        add(f"{SERVER}.{own}.RELOAD", self._answering(router, lambda _, __, ___: self._do_reload()))
+        add(f"{SERVER}.{own}.RELOAD", self._answering(router, jobs, lambda _, __, ___: self._do_reload()))
 
     def _of_server(self, subject: str, body: Body, now: int) -> Any:
         return self._by_server[subject.rpartition(".")[2]](body, now)
@@ -154,9 +157,22 @@ class SystemServices:
     # The envelope.
 
     def _answering(
-        self, router: AccountRouter, report: Callable[[str, Body, int], Any]
+        self, router: AccountRouter, jobs: AccountJobs, report: Callable[[str, Body, int], Any]
     ) -> Callable[[str, str, bytes, int], None]:
-        """A handler that sends what `report` returns, or its error, with the server that answers."""
+        """A handler that sends what `report` returns, or its error, with the server that answers. A report that may be
+        long is a walk, made in slices."""
+
+        def send(reply: str, fields: dict[str, Any], now: int) -> None:
+            router.send(reply, b"", encode_json({"server": self._server.describe(now)} | fields))
+
+        def guarded(walk: Walk[Any]) -> Walk[dict[str, Any]]:
+            try:
+                return {"data": (yield from walk)}
+            except (UsageError, ValueError) as exc:
+                return {"error": {"code": 500, "description": str(exc)}}
+
+        def failed(reply: str, error: object, now: int) -> None:
+            send(reply, {"error": {"code": 500, "description": str(error)}}, now)
 
         def answer(subject: str, reply: str, payload: bytes, now: int) -> None:
             fields: dict[str, Any]
@@ -165,6 +181,12 @@ class SystemServices:
                 if self._is_for_others(body):
                     return
                 data = report(subject, body, now)
+                if isinstance(data, Generator):
+                    if not jobs.search(
+                        guarded(data), lambda found: send(reply, found, now), lambda error: failed(reply, error, now)
+                    ):
+                        failed(reply, TOO_MANY, now)
+                    return
                 fields = {} if data is None else {"data": data}
             except _Skip:
                 return
@@ -172,7 +194,7 @@ class SystemServices:
                 fields = {"error": {"code": 400, "description": str(exc)}}
             except (UsageError, ValueError) as exc:
                 fields = {"error": {"code": 500, "description": str(exc)}}
-            router.send(reply, b"", encode_json({"server": self._server.describe(now)} | fields))
+            send(reply, fields, now)
 
         return answer
 
@@ -230,11 +252,12 @@ class SystemServices:
             raise _Skip
         return self._head(now) | {"account_statz": found}
 
-    def _account_jsz(self, name: str, body: Body, now: int) -> Any:
+    def _account_jsz(self, name: str, body: Body, now: int) -> Walk[Any]:
         query = {**_query(body, consumer="consumers"), "acc": name, "accounts": "1"}
         if not self._engine.has_account(name) or not self._engine.has_jetstream(name):
             raise UsageError(f"account {name[:64]!r} has no JetStream")
-        return whole(endpoints.jsz(self._engine, now, query))["account_details"][0]
+        page = yield from endpoints.jsz(self._engine, now, query)
+        return page["account_details"][0]
 
     def _conns(self, router: AccountRouter, subject: str, reply: str, now: int) -> None:
         name = subject.split(".")[3]
