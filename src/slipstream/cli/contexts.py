@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
+from pathlib import Path
 
 from slipstream import Context, Contexts
 from slipstream.cli.common import Commands, Parser, Shell
-from slipstream.errors import UsageError
+from slipstream.cli.exit_codes import FAILED
+from slipstream.errors import Error, UsageError
 
 _OPTIONS = {
     "server": "url", "user": "user", "password": "password", "token": "token", "creds": "creds", "nkey": "nkey",
@@ -35,12 +38,20 @@ def add(commands: Commands) -> None:
     for name, run, text in (
         ("select", _select, "use a context when none is named"),
         ("info", _info, "show a context, without secrets"),
+        ("validate", _validate, "check a context, or all of them; with --connect, log in with it"),
         ("rm", _delete, "remove a context"),
     ):
         parser = group.add(name, run, text, aliases=("show",) if name == "info" else ())
-        _name(parser, optional=name == "info")
+        _name(parser, optional=name in ("info", "validate"))
         if name == "rm":
             parser.add_argument("-f", "--force", action="store_true", help="skip the confirmation")
+        if name == "validate":
+            parser.add_argument("--connect", action="store_true", help="connect to the servers of each context")
+    copying = group.add("copy", _copy, "create a context with the settings of another one", aliases=("cp",))
+    _name(copying)
+    copying.add_argument("new_name", metavar="NEW", help="name of the new context")
+    copying.add_argument("-f", "--force", action="store_true", help="replace an existing context")
+    group.add("previous", _previous, "select the context that was selected before", aliases=("prev",))
 
 
 def _name(parser: Parser, *, optional: bool = False) -> None:
@@ -86,6 +97,49 @@ def _info(shell: Shell) -> None:
         shell.out.json({"name": context.name, **shown})
     else:
         shell.out.facts(f"Context {context.name}", [(name, value or None) for name, value in shown.items()])
+
+
+def _copy(shell: Shell) -> None:
+    contexts, options = Contexts(), shell.options
+    if options.new_name in contexts.names() and not options.force:
+        raise UsageError(f"context {options.new_name!r} exists already; pass --force to replace it")
+    shell.out.note(f"saved {contexts.save(replace(contexts.load(options.name), name=options.new_name))}")
+
+
+def _previous(shell: Shell) -> None:
+    contexts = Contexts()
+    if not contexts.previous:
+        raise UsageError("no context was selected before")
+    name = contexts.previous
+    contexts.select(name)
+    shell.out.note(f"selected {name}")
+
+
+def _validate(shell: Shell) -> int:
+    names = [shell.options.name] if shell.options.name else Contexts().names()
+    found = {name: _mistake(shell, name) for name in names}
+    if shell.out.is_json:
+        shell.out.json([{"name": name, "valid": not mistake, "error": mistake} for name, mistake in found.items()])
+    else:
+        rows = [(name, "invalid" if mistake else "valid", mistake) for name, mistake in found.items()]
+        shell.out.table(("Name", "State", "Error"), rows, empty="no contexts")
+    return FAILED if any(found.values()) else 0
+
+
+def _mistake(shell: Shell, name: str) -> str:
+    """Why a context cannot be used; empty if it can."""
+    try:
+        arguments = Contexts().load(name).arguments()
+        for option, value in arguments.items():
+            if isinstance(value, Path) and not os.access(value, os.R_OK):
+                return f"{option}: the file {value} cannot be read"
+        if shell.options.connect:
+            from slipstream import connect_blocking
+
+            connect_blocking(**{**arguments, "timeout": shell.timeout}).close()
+    except (Error, OSError) as error:
+        return str(error)
+    return ""
 
 
 def _delete(shell: Shell) -> None:

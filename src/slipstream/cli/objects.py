@@ -23,6 +23,16 @@ def add(commands: Commands) -> None:
     making.add_argument("--max-bytes", type=values.size, default=-1, metavar="SIZE", help="maximum size of the bucket")
     making.add_argument("--storage", default="file", choices=("file", "memory"), help="storage (default: file)")
     making.add_argument("--replicas", type=values.count, default=1, metavar="N", help="number of replicas")
+    editing = _bucket(group.add(
+        "edit",
+        _edit,
+        "change the named settings of a bucket",
+        examples="  slipstream object edit PICTURES --max-bytes 10GB --ttl 720h",
+    ))  # fmt: skip
+    editing.add_argument("--description", metavar="TEXT", help="description")
+    editing.add_argument("--ttl", type=values.duration, metavar="DURATION", help="time to live of objects")
+    editing.add_argument("--max-bytes", type=values.size, metavar="SIZE", help="maximum size of the bucket")
+    editing.add_argument("--replicas", type=values.count, metavar="N", help="number of replicas")
     putting = _bucket(
         group.add(
             "put",
@@ -78,6 +88,25 @@ def _add(shell: Shell) -> None:
     with shell.connect() as client:
         shell.jetstream(client).create_object_store(config)
     shell.out.note(f"created bucket {options.bucket}")
+
+
+_STREAM_FIELDS = {
+    "description": "description", "ttl": "max_age", "max_bytes": "max_bytes", "replicas": "num_replicas",
+}  # fmt: skip
+
+
+def _edit(shell: Shell) -> None:
+    options = shell.options
+    changes = {field: getattr(options, option) for option, field in _STREAM_FIELDS.items()}
+    with shell.connect() as client:
+        js = shell.jetstream(client)
+        now = js.object_store(options.bucket).status().stream_info.config
+        config = now.replace(**{field: value for field, value in changes.items() if value is not None})
+        if config == now:
+            shell.out.note("nothing to change")
+            return
+        js.update_stream(config)
+    shell.out.note(f"changed bucket {options.bucket}")
 
 
 def _put(shell: Shell) -> None:

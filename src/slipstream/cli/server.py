@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from slipstream.server.process.flags import Flags
 
 NAME = "server"
+_ASKING = ("info", "ls", "list", "ping", "report")  # commands for a running server
 
 
 def is_for_client(arguments: Sequence[str]) -> bool:
     """Whether the words after `server` are one of the commands that are parsed as all others are."""
-    if arguments[:1] == ["info"]:
+    if arguments and arguments[0] in _ASKING:
         return True
     if arguments[:1] != ["check"]:
         return False
@@ -43,13 +44,14 @@ def _probes() -> tuple[str, ...]:
 
 def add(commands: Commands) -> None:
     """Declare the commands."""
-    from slipstream.cli.observe import probes, server_info
+    from slipstream.cli.observe import probes, server_info, system
 
     group = commands.group(NAME, "run a JetStream server, or inspect a running one", run=_show_flags)
     group.section("run").add(
         "run", _show_flags, "without a command: run a server, with nats-server's flags (slipstream server --help)"
     )
     server_info.add(group.section("inspect a running server"))
+    system.add(group.section("inspect all servers, as a user of the system account"))
     checks = probes.add(group.section("inspect a running server"))
     parser = checks.section("stores").add("store", _check, "check the store of a stopped server for damage")
     parser.add_argument("directory", metavar="DIR")

@@ -119,6 +119,14 @@ class Contexts:
         except FileNotFoundError:
             return ""
 
+    @property
+    def previous(self) -> str:
+        """The name of the context that was selected before this one; empty if there is none."""
+        try:
+            return (self._directory / "previous-context.txt").read_text().strip()
+        except FileNotFoundError:
+            return ""
+
     def load(self, name: str = "") -> Context:
         """The context of that name, or the selected one. An absolute path of a file is possible, too."""
         name = name or self.selected
@@ -157,7 +165,10 @@ class Contexts:
     def select(self, name: str) -> None:
         """Use this context by default."""
         self.load(name)
+        before = self.selected
         (self._directory / "context.txt").write_text(name)
+        if before and before != name:
+            (self._directory / "previous-context.txt").write_text(before)
 
     def _file(self, name: str) -> Path:
         if not _NAME.fullmatch(name):

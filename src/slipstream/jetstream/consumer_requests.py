@@ -108,6 +108,10 @@ class ConsumerApi:
         """Unpin the client of a priority group."""
         return _named(self._subject("UNPIN", stream, name), encode_json({"group": group}), _unpinned, stream, name)
 
+    def step_down(self, stream: str, name: str) -> Call[None]:
+        """Have the leader of a consumer hand over to another replica."""
+        return _named(self._subject("LEADER.STEPDOWN", stream, name), b"", decode_success, stream, name)
+
     def names(self, stream: str, *, offset: int = 0) -> Call[Page[str]]:
         """A page of the names of all consumers."""
         decode = partial(decode_page, field="consumers", convert=to_text)

@@ -211,6 +211,17 @@ class Api:
 
         return self._stream_call("PURGE", check_name(name), encode_json(body) if body else b"", decode)
 
+    def step_down(self, name: str, *, preferred: str = "") -> Call[None]:
+        """Have the leader of a stream hand over to another replica; to the server of that name, if one is preferred."""
+        body = encode_json({"placement": {"preferred": preferred}}) if check_text(preferred, "preferred") else b""
+        return self._stream_call("LEADER.STEPDOWN", check_name(name), body, decode_success)
+
+    def remove_peer(self, name: str, peer: str) -> Call[None]:
+        """Move the replica of a stream on that server to another one."""
+        if not check_text(peer, "peer"):
+            raise UsageError("peer must be the name of a server, got ''")
+        return self._stream_call("PEER.REMOVE", check_name(name), encode_json({"peer": peer}), decode_success)
+
     def delete_message(self, name: str, seq: int, *, erase: bool = True) -> Call[None]:
         """Remove one message; with `erase` its bytes are overwritten where the server's store does that."""
         body: dict[str, Any] = {"seq": check_seq(seq, "seq", least=1)}

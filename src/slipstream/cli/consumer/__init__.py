@@ -12,3 +12,4 @@ def add(commands: Commands) -> None:
     manage.add(group.section("manage"))
     listing.add(group.section("show"))
     reading.add(group.section("read"))
+    manage.add_cluster(group.section("cluster"))

@@ -100,6 +100,19 @@ def named(parser: Parser) -> Parser:
     return parser
 
 
+def add_cluster(group: Commands) -> None:
+    """Declare the commands on the leader of a consumer."""
+    cluster = group.group("cluster", "leaders of consumers", aliases=("c",))
+    down = cluster.add(
+        "step-down",
+        _step_down,
+        "have the leader of a consumer hand over to another replica",
+        aliases=("stepdown", "down"),
+    )
+    down.add_argument("stream", metavar="STREAM")
+    down.add_argument("name", metavar="CONSUMER")
+
+
 def _config_options(parser: Parser) -> None:
     add_fields(parser, _GENERAL)
     for title, fields in (("acknowledgements", _ACKS), ("pull", _PULL), ("push", _PUSH), ("state", _STATE)):
@@ -220,6 +233,13 @@ def _reset(shell: Shell) -> None:
         shell.out.json({"reset_seq": start})
     else:
         shell.out.note(f"{options.name} continues with sequence {start:,}")
+
+
+def _step_down(shell: Shell) -> None:
+    options = shell.options
+    with shell.connect() as client:
+        shell.jetstream(client).stream(options.stream).consumer(options.name).step_down()
+    shell.out.note(f"the leader of {options.name} handed over")
 
 
 def _unpin(shell: Shell) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ def add(commands: Commands) -> None:
             "  slipstream pub -J orders.new @ --count 100   # acknowledged by a stream\n"
             "  date | slipstream pub clock\n"
             "  slipstream pub -J log --send-on newline <app.log   # a message for each line\n"
+            "  slipstream pub -J jobs.later.1 report --schedule 5m --schedule-target jobs.now\n"
             "  slipstream pub test 'message {{Count}} at {{Time}}' --count 3"
         ),
     )
@@ -48,8 +50,54 @@ def add(commands: Commands) -> None:
     parser.add_argument("--atomic", action="store_true", help="store all messages as one atomic batch, or none")
     parser.add_argument("--msg-id", metavar="ID", help="with -J: message id for deduplication; may have templates")
     parser.add_argument("--ttl", type=values.duration, metavar="DURATION", help="with -J: time to live of the message")
+    _schedule_options(parser)
     parser.add_argument("--no-templates", action="store_true", help="do not expand {{Count}} and other templates")
     parser.add_argument("-q", "--quiet", action="store_true", help="print nothing but errors")
+
+
+def _schedule_options(parser: Parser) -> None:
+    group = parser.add_argument_group("with -J: scheduled messages, in a stream with --allow-schedules")
+    group.add_argument(
+        "--schedule", type=schedule, metavar="WHEN",
+        help="publish later: 5m from now, a time, '@every 1h', or a cron line with seconds",
+    )  # fmt: skip
+    group.add_argument("--schedule-target", default="", metavar="SUBJECT", help="subject on which it is published then")
+    group.add_argument(
+        "--schedule-source", default="", metavar="SUBJECT", help="publish the last message of this subject instead"
+    )
+    group.add_argument(
+        "--schedule-ttl", type=values.duration, metavar="DURATION", help="time to live of what is published"
+    )
+    group.add_argument("--schedule-zone", default="", metavar="NAME", help="time zone of a cron line, Europe/Rome")
+
+
+def schedule(text: str) -> str:
+    """When a message is to be published, as the server reads it. Raises ArgumentTypeError."""
+    if text.startswith("@") or len(text.split()) > 1:
+        return text  # the server knows which patterns there are
+    try:
+        when = time.time_ns() + values.nanoseconds(text)
+    except ArgumentTypeError:
+        when = values.moment(text)
+    return f"@at {values.rfc3339(when)}"
+
+
+def _scheduled(options: Any) -> dict[str, list[str]]:
+    """The headers of a schedule; raises UsageError if they do not fit together."""
+    settings = {
+        "Target": options.schedule_target, "Source": options.schedule_source, "Time-Zone": options.schedule_zone,
+        "TTL": f"{options.schedule_ttl.total_seconds():.0f}s" if options.schedule_ttl else "",
+    }  # fmt: skip
+    if not options.schedule:
+        if any(settings.values()):
+            raise UsageError("--schedule-target, -source, -ttl and -zone need --schedule")
+        return {}
+    if not options.jetstream:
+        raise UsageError("--schedule needs -J")
+    if not options.schedule_target:
+        raise UsageError("--schedule needs --schedule-target")
+    others = {f"Nats-Schedule-{name}": [value] for name, value in settings.items() if value}
+    return {"Nats-Schedule": [options.schedule], **others}
 
 
 def body_and_headers(parser: Parser) -> None:
@@ -99,7 +147,8 @@ def _publish(shell: Shell) -> None:
         raise UsageError("--send-on newline sends each line of stdin; it cannot be combined with a body or --count")
     if options.atomic and options.sleep:
         raise UsageError("--atomic and --sleep are mutually exclusive")
-    messages, headers = _Messages(shell), values.headers(options.header) or None
+    headers = values.headers(options.header) | _scheduled(options) or None
+    messages = _Messages(shell)
     with shell.connect() as client:
         js = shell.jetstream(client)
         if options.atomic:

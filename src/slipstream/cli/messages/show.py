@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from slipstream import BlockingJsMessage, Headers
 from slipstream.cli import values
@@ -22,6 +23,15 @@ class Shown(Protocol):
     def headers(self) -> Headers: ...
 
 
+class Translated(NamedTuple):
+    """A message whose payload was replaced."""
+
+    subject: str
+    reply: str
+    data: bytes
+    headers: Headers
+
+
 def show(shell: Shell, message: Shown, number: int) -> None:
     """Print a message in the form that the options choose."""
     options, out = shell.options, shell.out
@@ -31,25 +41,34 @@ def show(shell: Shell, message: Shown, number: int) -> None:
     bare = getattr(options, "headers_only", False)
     arrived = time.time_ns() if getattr(options, "timestamp", False) else 0
     if out.is_json:
-        fields: dict[str, object] = {"subject": message.subject}
-        if isinstance(message, BlockingJsMessage):
-            origin = message.metadata
-            fields |= {"stream": origin.stream, "consumer": origin.consumer, "seq": message.seq}
-            fields |= {"time": values.rfc3339(message.time), "delivery": message.num_delivered}
-        if message.reply:
-            fields["reply"] = message.reply
-        if arrived:
-            fields["arrived"] = values.rfc3339(arrived)
-        headers: dict[str, list[str]] = {}
-        for name, value in message.headers.items():
-            headers.setdefault(name, []).append(value)
-        out.json(fields | ({"headers": headers} if headers else {}) | ({} if bare else payload(message.data)))
+        out.json(_fields(message, arrived, bare=bare))
         return
     out.text(f"[#{number}] {_origin(message)}" + (f", arrived {values.show_time(arrived)}" if arrived else ""))
     for name, value in message.headers.items():
         out.text(f"{name}: {value}")
     if not bare:
         out.text(("\n" if message.headers else "") + readable(message.data) + "\n")
+
+
+def json_of(message: Shown) -> str:
+    """A message as JSON."""
+    return json.dumps(_fields(message), ensure_ascii=False)
+
+
+def _fields(message: Shown, arrived: int = 0, *, bare: bool = False) -> dict[str, object]:
+    fields: dict[str, object] = {"subject": message.subject}
+    if isinstance(message, BlockingJsMessage):
+        origin = message.metadata
+        fields |= {"stream": origin.stream, "consumer": origin.consumer, "seq": message.seq}
+        fields |= {"time": values.rfc3339(message.time), "delivery": message.num_delivered}
+    if message.reply:
+        fields["reply"] = message.reply
+    if arrived:
+        fields["arrived"] = values.rfc3339(arrived)
+    headers: dict[str, list[str]] = {}
+    for name, value in message.headers.items():
+        headers.setdefault(name, []).append(value)
+    return fields | ({"headers": headers} if headers else {}) | ({} if bare else payload(message.data))
 
 
 def _origin(message: Shown) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipstream.cli import values
 from slipstream.cli.common import Commands, Shell
-from slipstream.cli.messages.show import Shown, show
+from slipstream.cli.messages.show import Shown, Translated, json_of, show
 from slipstream.errors import RequestTimeoutError, UsageError
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ def add(commands: Commands) -> None:
             "  slipstream sub 'orders.>'\n"
             "  slipstream sub --queue workers --count 10 jobs\n"
             "  slipstream sub --raw log >> log.txt\n"
+            "  slipstream sub 'orders.>' --translate 'jq .id'\n"
             "  slipstream sub --stream ORDERS --since 1h\n"
             "  slipstream sub --stream ORDERS 'orders.eu.>' --last-per-subject"
         ),
@@ -41,6 +45,13 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--raw", action="store_true", help="print payloads only")
     parser.add_argument("--headers-only", action="store_true", help="do not print payloads")
+    parser.add_argument(
+        "--translate", type=shlex.split, default=(), metavar="COMMAND",
+        help="print what a program makes of each payload, such as 'jq .id'; {{Subject}} is the subject",
+    )  # fmt: skip
+    parser.add_argument(
+        "--dump", default="", metavar="DIR", help="write each message as a JSON file into DIR instead of printing it"
+    )
     parser.add_argument("--timestamp", action="store_true", help="print when each message arrived")
     group = parser.add_argument_group("messages of a stream")
     group.add_argument(
@@ -59,6 +70,8 @@ def add(commands: Commands) -> None:
 
 def _subscribe(shell: Shell) -> None:
     options = shell.options
+    if options.dump and (options.raw or options.translate):
+        raise UsageError("--dump excludes --raw and --translate")
     if options.stream:
         if options.queue:
             raise UsageError(
@@ -102,6 +115,7 @@ def _read_stream(shell: Shell, client: BlockingClient) -> None:
 def _print(shell: Shell, receive: Callable[[float], Shown]) -> None:
     """Print messages until there are enough, or none arrived for long enough."""
     options = shell.options
+    folder = _dump_directory(options.dump)
     number = 0
     while not options.count or number < options.count:
         try:
@@ -111,5 +125,33 @@ def _print(shell: Shell, receive: Callable[[float], Shown]) -> None:
                 return
             continue
         number += 1
+        if folder is not None:
+            (folder / f"{number:08}.json").write_text(json_of(message) + "\n")
+            continue
+        if options.translate:
+            message = Translated(message.subject, message.reply, translate(options.translate, message), message.headers)
         show(shell, message, number)
         sys.stdout.flush()
+
+
+def _dump_directory(name: str) -> Path | None:
+    """The directory for messages, which is made; files of an earlier dump are not overwritten."""
+    if not name:
+        return None
+    folder = Path(name)
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.glob("*.json")):
+        raise UsageError(f"--dump must be a directory without JSON files, got {name}")
+    return folder
+
+
+def translate(command: Sequence[str], message: Shown) -> bytes:
+    """What a program writes for the payload of a message; it is run without a shell, since others write subjects."""
+    words = [word.replace("{{Subject}}", message.subject) for word in command]
+    try:
+        done = subprocess.run(words, input=message.data, stdout=subprocess.PIPE, check=False)
+    except OSError as error:
+        raise UsageError(f"--translate must be a program: {words[0]}: {error.strerror}") from error
+    if done.returncode:
+        raise UsageError(f"--translate: {words[0]} failed with exit code {done.returncode} on {message.subject!r}")
+    return done.stdout.removesuffix(b"\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slipstream.cli.common import Commands
-from slipstream.cli.stream import backup, listing, manage, reading
+from slipstream.cli.stream import backup, cluster, listing, manage, reading
 
 
 def add(commands: Commands) -> None:
@@ -13,3 +13,4 @@ def add(commands: Commands) -> None:
     listing.add(group.section("show"))
     reading.add(group.section("read"))
     backup.add(group.section("backup"))
+    cluster.add(group.section("cluster"))

@@ -28,6 +28,10 @@ def add(group: Commands) -> None:
     info.add_argument(
         "--subjects", dest="subjects_filter", default="", metavar="FILTER", help="count messages by subject"
     )
+    state = group.add("state", _state, "show the state of a stream")
+    state.add_argument("name", metavar="STREAM")
+    gaps = group.add("gaps", _gaps, "list the sequences that were removed from within a stream")
+    gaps.add_argument("name", metavar="STREAM")
     report = group.add(
         "report",
         _report,
@@ -203,14 +207,57 @@ def show_info(shell: Shell, js: BlockingJetStream, name: str) -> None:
         ("Allows", ", ".join(flags) or None), ("Sealed", "yes" if config.sealed else None),
         *((f"Limit: {name}", value) for name, value in limits if value != "unlimited"),
         *((f"Metadata: {key}", value) for key, value in config.metadata.items() if not key.startswith("_nats.")),
+        *_state_facts(info),
+        ("Leader", info.cluster.get("leader") or None),
+        *(("Replica", _replica(peer)) for peer in info.cluster.get("replicas") or ()),
+    ])  # fmt: skip
+
+
+def _state(shell: Shell) -> None:
+    with shell.connect() as client:
+        info = shell.jetstream(client).stream(shell.options.name).info()
+    if shell.out.is_json:
+        shell.out.json(info.to_dict()["state"])
+    else:
+        shell.out.facts(f"State of {info.config.name}", _state_facts(info))
+
+
+def _state_facts(info: StreamInfo) -> list[tuple[str, object]]:
+    state = info.state
+    return [
         ("Messages", f"{state.messages:,}"), ("Bytes", show_size(state.bytes)),
         ("First sequence", f"{state.first_seq:,} at {show_time(state.first_ts)}"),
         ("Last sequence", f"{state.last_seq:,} at {show_time(state.last_ts)}"),
         ("Deleted", f"{state.num_deleted:,}" if state.num_deleted else None),
         ("Subjects held", f"{state.num_subjects:,}"), ("Consumers", state.consumer_count),
-        ("Leader", info.cluster.get("leader") or None),
-        *(("Replica", _replica(peer)) for peer in info.cluster.get("replicas") or ()),
-    ])  # fmt: skip
+    ]  # fmt: skip
+
+
+def _gaps(shell: Shell) -> None:
+    with shell.connect() as client:
+        state = shell.jetstream(client).stream(shell.options.name).info(deleted_details=True).state
+    ranges = list(_ranges(state.deleted))
+    if shell.out.is_json:
+        shell.out.json([{"first": first, "last": last} for first, last in ranges])
+        return
+    rows = [(f"{first:,}", f"{last:,}", f"{last - first + 1:,}") for first, last in ranges]
+    shell.out.table(("First#", "Last#", "Messages#"), rows, title="Removed", empty="no gaps")
+    if len(state.deleted) < state.num_deleted:
+        shell.out.note(f"the server listed {len(state.deleted):,} of {state.num_deleted:,} removed messages")
+
+
+def _ranges(seqs: Iterable[int]) -> Iterable[tuple[int, int]]:
+    """Runs of sequences without a gap, as their first and last one."""
+    first = last = 0
+    for seq in sorted(seqs):
+        if last and seq == last + 1:
+            last = seq
+            continue
+        if last:
+            yield first, last
+        first = last = seq
+    if last:
+        yield first, last
 
 
 def _sources(info: StreamInfo) -> Iterable[tuple[Any, Any]]:

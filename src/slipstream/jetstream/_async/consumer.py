@@ -102,6 +102,10 @@ class Consumer:
         """Let another client of a priority group take over from the one that is pinned."""
         await self._context.run(self._context.consumer_api.unpin(self.stream, self.name, group), timeout=timeout)
 
+    async def step_down(self, *, timeout: Duration | None = None) -> None:
+        """Have the leader of the consumer hand over to another replica."""
+        await self._context.run(self._context.consumer_api.step_down(self.stream, self.name), timeout=timeout)
+
     async def fetch(self, batch: int, *, timeout: Duration = 5.0, max_bytes: int = 0) -> list[JsMessage]:
         """Up to `batch` messages: those that are available, or else those that arrive within `timeout`; perhaps none.
 

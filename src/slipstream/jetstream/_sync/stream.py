@@ -114,6 +114,17 @@ class Stream:
         """Remove one message. Not covered by `min_last_seq`: the last sequence stays what it was."""
         self._context.run(self._context.api.delete_message(self.name, seq, erase=erase), timeout=timeout)
 
+    def step_down(self, *, preferred: str = "", timeout: Duration | None = None) -> None:
+        """Have the leader hand over to another replica: to the server called `preferred`, if one is named.
+
+        Raises an ApiError for a stream without replicas, and if no replica is current enough to lead.
+        """
+        self._context.run(self._context.api.step_down(self.name, preferred=preferred), timeout=timeout)
+
+    def remove_peer(self, peer: str, *, timeout: Duration | None = None) -> None:
+        """Move the replica on the server called `peer` to another server of the cluster."""
+        self._context.run(self._context.api.remove_peer(self.name, peer), timeout=timeout)
+
     # Messages
 
     def get(
