@@ -123,7 +123,7 @@ class StaleReadError(Error):
         self.min_last_seq = min_last_seq
 
     def after(self, seconds: float) -> Self:
-        """The same error, of a read that gave up after so many seconds."""
+        """The same error, for a read that gave up after this many seconds."""
         if not self.waited:
             self.args: tuple[Any, ...] = (f"{self} (waited {seconds:.1f} s)", *self.args[1:])
         self.waited = seconds
@@ -131,7 +131,7 @@ class StaleReadError(Error):
 
 
 class TokenMismatchError(StaleReadError):
-    """A session token speaks of another stream than the one here: it was made again since, or elsewhere.
+    """A session token belongs to another stream: the stream was recreated since, or the token comes from elsewhere.
 
     Reading again does not help: begin a session without the token.
     """
@@ -570,7 +570,8 @@ class StreamNameInUseError(ApiError, reason=ErrorCode.STREAM_NAME_EXIST):
 
 
 class BucketOptionsError(StreamNameInUseError):
-    """A bucket of that name exists with other options: `differences` has what was wanted and what it has of each."""
+    """A bucket of that name exists with other options: `differences` maps each to the requested and the existing
+    value."""
 
     def __init__(self, bucket: str, differences: Mapping[str, tuple[object, object]]) -> None:
         told = "; ".join(f"{option}: wanted {wanted}, it has {has}" for option, (wanted, has) in differences.items())
@@ -798,7 +799,7 @@ class MessageGapError(Error):
 
 
 class NotJetStreamMessageError(RemoteProtocolError):
-    """The message was not delivered by a consumer (its reply subject is no ack subject), so it cannot be acked."""
+    """The message was not delivered by a consumer (its reply subject is not an ack subject), so it cannot be acked."""
 
 
 # Subscribing: mistakes that are detected before a message arrives.

@@ -52,7 +52,7 @@ class PriorityPolicy(StrEnum):
 
 
 class ConsumerFields(TypedDict, total=False):
-    """The fields of a `ConsumerConfig` beside its durable name, as a program may pass them."""
+    """The fields of a `ConsumerConfig` except its durable name, as a program may pass them."""
 
     name: str
     description: str

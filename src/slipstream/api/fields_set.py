@@ -68,7 +68,7 @@ class TracksFields:
             return frozenset(name for name, default in _defaults(self).items() if getattr(self, name) != default)
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed, which count as set. What a server sent stays as it is."""
+        """A copy with some fields changed, which count as set. Fields that a server sent are kept."""
         cls = type(self)
         if not isinstance(cls, ConfigType):
             return cast("Self", dataclasses.replace(cast("Any", self), **changes))

@@ -124,7 +124,7 @@ class ConsumerLimits(JsonModel, metaclass=ConfigType):
 
 
 class StreamFields(TypedDict, total=False):
-    """The fields of a `StreamConfig` beside its name, as a program may pass them."""
+    """The fields of a `StreamConfig` except its name, as a program may pass them."""
 
     description: str
     subjects: str | Sequence[str]
@@ -170,8 +170,8 @@ class StreamFields(TypedDict, total=False):
 class StreamConfig(JsonModel, metaclass=ConfigType):
     """How a stream is set up. A limit of -1 is no limit; a `max_age` of 0 keeps messages forever.
 
-    Durations may be seconds, and `subjects` one subject. `allow_direct` is set: any replica of a stream made with this
-    library answers reads. (The default of servers, and of configurations that do not have the field, is not to.)
+    Durations may be seconds, and `subjects` one subject. `allow_direct` is set: any replica of a stream created with
+    this library answers reads. (The default of servers, and of configurations without the field, is off.)
     """
 
     name: str = field(kw_only=False)

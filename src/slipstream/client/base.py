@@ -186,7 +186,7 @@ class BaseClient:
 
     @property
     def codec(self) -> Codec[Any]:
-        """What payloads that are no bytes are encoded with, and `message.decode()` decodes with."""
+        """The codec for payloads that are not bytes, and for `message.decode()`."""
         return self._codec
 
     @property

@@ -67,7 +67,7 @@ class WindowSink(BulkSink, Protocol):
 
 
 class EventKind(enum.StrEnum):
-    """What can happen to a client beside messages."""
+    """Events of a client other than messages."""
 
     CONNECT_FAILED = "connect_failed"  # one attempt at the first connection; the next follows (`wait_for_server`)
     DISCONNECTED = "disconnected"

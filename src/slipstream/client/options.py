@@ -92,19 +92,19 @@ class ClientOptions:
     any of the other TLS parameters and the schemes `tls` and `wss` make the client require it. The server's certificate
     must be signed by `tls_ca` (a file; without it: by an authority that the system trusts) and be for the host or
     `tls_hostname`; `tls_cert` and `tls_key` are the client's. `tls` may be an `ssl.SSLContext` instead, which then
-    decides all that. `tls_first` is for servers that start with TLS instead of INFO.
+    replaces these settings. `tls_first` is for servers that start with TLS instead of INFO.
 
-    `timeout` is for each server tried (a second, while a trusted read moves the connection). A first connection that
-    fails on every server is an error at once; with `wait_for_server` all of them are tried again, with the pauses of
-    a reconnect, for that many seconds (True: without end) before it is. A server that rejects the credentials or
-    cannot be trusted is an error at once in any case.
+    `timeout` is for each server tried (a second, while a trusted read moves the connection). If the first connection
+    fails on every server, `connect` raises at once; with `wait_for_server` it keeps trying all of them, with the pauses
+    of a reconnect, for that many seconds (True: without limit) before it raises. A server that rejects the credentials
+    or cannot be trusted raises at once in any case.
 
-    A PING is sent every `ping_interval` seconds; after `max_pings_out` of them
-    without a sign of life the connection counts as lost. With `reconnect`, a lost connection is made again, with pauses
-    from `reconnect_wait` up to `reconnect_max_wait` seconds, at most `max_reconnects` times in a row (None: without
-    limit); what is published meanwhile is kept, up to `reconnect_buffer_bytes`. `on_event` gets what no call can raise.
+    A PING is sent every `ping_interval` seconds; after `max_pings_out` of them without a sign of life the connection
+    counts as lost. With `reconnect`, the client reconnects after a lost connection, with pauses from `reconnect_wait`
+    up to `reconnect_max_wait` seconds, at most `max_reconnects` times in a row (None: without limit); publishes in
+    between are buffered, up to `reconnect_buffer_bytes`. `on_event` gets events and errors that no call can raise.
 
-    `codec` encodes payloads that are not bytes, and decodes them: Json (as does the default, which refuses a `str`),
+    `codec` encodes payloads that are not bytes, and decodes them: Json (as does the default, which rejects a `str`),
     MessagePack, Text, or a `Codec` of your own that has a content type.
     """
 

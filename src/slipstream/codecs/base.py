@@ -72,7 +72,8 @@ class Codec(Generic[V]):
 
     @property
     def hides_keys(self) -> bool:
-        """Whether a stored key cannot be found, nor told from an absent one, without the secret it was made with."""
+        """Whether a stored key cannot be found, nor distinguished from an absent one, without the secret it was written
+        with."""
         return False
 
     def other_keys(self, key: str) -> Sequence[str]:

@@ -130,7 +130,7 @@ def _several_sources(value: Any, name: str) -> tuple[BucketSource | str, ...]:
 
 
 class BucketFields(TypedDict, total=False):
-    """The fields of a `BucketConfig` beside its name, as a program may pass them."""
+    """The fields of a `BucketConfig` except its name, as a program may pass them."""
 
     description: str
     history: int
@@ -233,7 +233,7 @@ class BucketConfig(TracksFields, metaclass=ConfigType):
         )
 
     def applied_to(self, current: StreamConfig) -> StreamConfig:
-        """A stream's configuration with the options that were set here; all else stays as it is."""
+        """A stream's configuration with the options that were set here; everything else is unchanged."""
         self._check()
         now = BucketConfig.of_stream(current, self.bucket)
         wanted = now.replace(**{name: getattr(self, name) for name in self.fields_set if name in _DECIDES})
@@ -475,7 +475,7 @@ class BucketStatus:
 
     @property
     def value_ttl(self) -> bool:
-        """Whether a value may have a TTL of its own."""
+        """Whether values may have their own TTL."""
         return self.stream_info.config.allow_msg_ttl
 
     @property

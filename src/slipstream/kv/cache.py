@@ -93,7 +93,7 @@ class CacheStats:
 
     @property
     def behind(self) -> int:
-        """How many reads asked for something newer than the cache."""
+        """How many reads required a newer revision than the cache had."""
         return self.reasons.get(Miss.BEHIND, 0)
 
     def missed(self, why: Miss) -> None:

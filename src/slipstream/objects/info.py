@@ -54,7 +54,7 @@ def check_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
 
 
 class ObjectStoreFields(TypedDict, total=False):
-    """The fields of an `ObjectStoreConfig` beside its name, as a program may pass them."""
+    """The fields of an `ObjectStoreConfig` except its name, as a program may pass them."""
 
     description: str
     ttl: Duration

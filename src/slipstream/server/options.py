@@ -179,7 +179,7 @@ class ListenerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class WebSocketOptions(ListenerOptions):
-    """A listener for WebSockets beside the one for plain sockets."""
+    """A listener for WebSockets, in addition to the one for plain sockets."""
 
     same_origin: bool = option(
         "accept browsers only from pages of this host", False, group="WebSocket", keys="same_origin"

@@ -280,7 +280,8 @@ class Server:
         return await self._fault_runner.run(name, body or {}, account=account)
 
     def traffic(self) -> Traffic:
-        """What clients publish and streams hold, for tests. Its methods must be called on the server's loop."""
+        """Access to what clients publish and streams hold, for tests. Its methods must be called on the server's
+        loop."""
         return self._fault_runner.traffic
 
     @property
@@ -295,7 +296,8 @@ class Server:
         """Change the options of the running server: users, permissions, accounts and their limits, certificates, limits
         and times. Raises a UsageError, and changes nothing, if an option cannot be changed or is wrong.
 
-        Clients whose credentials are not valid any more are disconnected. Callable from any thread."""
+        Clients whose credentials are not valid any more are disconnected. Callable from any thread.
+        """
         if self.loop is None:
             raise UsageError("the server is not running")
         try:
@@ -383,7 +385,7 @@ class Server:
         await self._driver.lame_duck(grace=grace, duration=duration)
 
     async def stop(self) -> None:
-        """Stop listening, commit and answer what was received, close."""
+        """Stop listening, commit and answer everything that was received, then close."""
         self._close_sockets()
         if self._scrubbing is not None:
             await self._scrubbing.stop()

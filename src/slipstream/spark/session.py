@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 def session(
     master: str = "local[*]", *, name: str = "slipstream", conf: Mapping[str, str] | None = None, verbose: bool = False
 ) -> SparkSession:
-    """Start Spark, or return the session that runs already.
+    """Start Spark, or return the session that is already running.
 
     Workers run the Python of this process (else they run the system's, which lacks the package: Spark then says that
     there is no format `jetstream`), Java is looked for where neither JAVA_HOME nor the PATH has it, a local master
     listens on the loopback interface only, and neither warnings nor progress bars are printed unless `verbose` is set.
-    What the environment or `conf` set stays as it is.
+    Settings of the environment or `conf` take precedence.
     """
     from slipstream.spark.pipelines.spark_session import find_java, silence_context_loggers, use_archive
 

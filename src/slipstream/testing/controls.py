@@ -133,7 +133,7 @@ class ServerControls:
         return to_datetime(self.now)
 
     def advance(self, seconds: Duration) -> None:
-        """Move a virtual clock, by a timedelta or by seconds; what is due on the way is done on the way, in order."""
+        """Move a virtual clock, by a timedelta or by seconds; timers that become due on the way fire in order."""
         self._run("advance", seconds=in_seconds(seconds, "seconds"))
 
     # Faults.
@@ -200,8 +200,8 @@ class ServerControls:
 
     @contextmanager
     def recorded(self, subject: str = ">") -> Iterator[Recording]:
-        """Record what clients publish on a subject while the `with` block runs, whatever becomes of it: core messages
-        and those of streams, requests, Key-Value writes (`$KV.bucket.>`)."""
+        """Record what clients publish on a subject while the `with` block runs, whether or not it is accepted: core
+        messages and those of streams, requests, Key-Value writes (`$KV.bucket.>`)."""
         recording = Recording(subject, self._until)
         end = self._submit(self._begin_recording(recording)).result(TIMEOUT)
         try:
@@ -227,8 +227,8 @@ class ServerControls:
         ]
 
     def wait_for(self, subject: str, count: int = 1, *, timeout: Duration = 5.0) -> list[StoredMessage]:
-        """Wait until streams hold `count` messages on a subject, and return them. What was stored before the call
-        counts. AssertionError if they are not there in time."""
+        """Wait until streams hold `count` messages on a subject, and return them. Messages stored before the call
+        count. Raises AssertionError if they do not arrive in time."""
         refuse_in_loop("wait_for", "wait_for_async")
         timeout = check_seconds(timeout)
         done = result_of(self._until(self._has(subject, count), timeout), timeout)

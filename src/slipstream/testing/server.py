@@ -138,9 +138,9 @@ class TestServer(ServerControls):
 
     def restore(self, snapshot: ServerSnapshot) -> None:
         """Return to a snapshot: streams, messages, consumers and a virtual clock are as they were, faults and holds
-        end. In memory this takes as long as it takes to undo what has changed since; clients stay connected, and
-        pull requests that wait are sent again by them. Snapshots nest: those that were made later are gone. With a
-        `data_dir` the directory is replaced, and the server restarted."""
+        end. In memory this takes as long as undoing the changes since; clients stay connected and repeat their waiting
+        pull requests. Snapshots nest: those taken later are invalid. With a `data_dir` the directory is replaced, and
+        the server restarted."""
         if not isinstance(snapshot, ServerSnapshot):
             raise UsageError(f"snapshot must be a value returned by snapshot(), got {snapshot!r}")
         if snapshot.directory is None:
@@ -188,8 +188,8 @@ class TestServer(ServerControls):
 
     @contextmanager
     def isolated(self) -> Iterator[TestAccount]:
-        """An account of its own for the length of a `with` block. It has its own subjects, streams and faults, and the
-        clock and the disk of the server; its streams are deleted and its clients disconnected at the end."""
+        """A separate account for the length of a `with` block. It has its own subjects, streams and faults, and shares
+        the clock and the disk of the server; its streams are deleted and its clients disconnected at the end."""
         self._check_running()
         options = self.server.options
         if not options.users or not options.no_auth_user:

@@ -252,7 +252,7 @@ class Client(BaseClient):
         await self._connection.close()
 
     async def sleep(self, seconds: Duration) -> None:
-        """Wait for `seconds`; the connection is served meanwhile, and may be lost and made again.
+        """Wait for `seconds`; the connection is served meanwhile, and may be lost and restored.
 
         Raises ConnectionClosedError as soon as the client is closed.
         """

@@ -79,15 +79,15 @@ class JetStream(jetstream.JetStream):
         consistency: str | None = None,
         timeout: Duration | None = None,
     ) -> KeyValue[bytes]:
-        """Open an existing bucket, made by any client; raises BucketNotFoundError if there is none.
+        """Open an existing bucket, created by any client; raises BucketNotFoundError if it does not exist.
 
         `stream` and `subject_prefix` are for buckets whose stream is not `KV_<bucket>` on `$KV.<bucket>`, `put_prefix`
         for writes to other subjects (those imported from another account).
 
-        `consistency` says what every read of the handle has seen: "own-writes" what was written and shown through the
-        handle before, "latest" all that the bucket's leader had when the read was called, "any" what the replica has
-        that answers first. The default is "own-writes", and "any" for a replica of a bucket in another domain, account
-        or server. A session's buckets have seen what the session has, and may be "latest".
+        `consistency` says what every read of the handle reflects: "own-writes" everything written and returned through
+        the handle before, "latest" everything the bucket's leader had when the read was called, "any" the state of the
+        replica that answers first. The default is "own-writes", and "any" for a replica of a bucket in another domain,
+        account or server. A session's buckets reflect everything the session has seen, and may be "latest".
         """
         timeout = check_timeout(timeout)
         storage = buckets.open_bucket(
@@ -199,8 +199,8 @@ class Client(core.Client):
         """Start an instance of a service: `with nc.add_service("calc", "1.0.0") as service`.
 
         It can be discovered from now on; `service.add_endpoint` gives it something to do. The endpoints of all
-        instances are in the queue group `queue_group`, unless a group or an endpoint has another: None for "q", ""
-        for none. `stats_handler` gets the EndpointStats of each endpoint and returns what goes into its `data`.
+        instances are in the queue group `queue_group`, unless a group or an endpoint has another: None for "q", "" for
+        none. `stats_handler` gets the EndpointStats of each endpoint and returns the value of its `data`.
         """
         config = service_config(
             name, version, description=description, metadata=metadata, queue_group=queue_group, prefix=prefix

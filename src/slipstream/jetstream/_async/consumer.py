@@ -88,9 +88,9 @@ class Consumer:
         return await self._context.run(self._context.consumer_api.pause(self.stream, self.name, 0), timeout=timeout)
 
     async def reset(self, seq: int | None = None, *, timeout: Duration | None = None) -> int:
-        """Deliver again from a sequence on, and forget what was delivered; returns the sequence that comes next.
+        """Redeliver from a sequence, and forget earlier deliveries; returns the next sequence.
 
-        Without a sequence it goes on behind the ack floor. A sequence must not be before the start of the consumer's
+        Without a sequence it continues after the ack floor. A sequence must not be before the start of the consumer's
         deliver policy. Servers before nats-server 2.14 do not have it.
         """
         if seq is not None:
@@ -286,15 +286,15 @@ class Consumer:
         """Call `callback` with each message until `stop` or `drain`, in up to `concurrency` tasks at once.
 
         With `ordered_by="subject"` no two messages of a subject are handled at once, and they are handled in their
-        order. While a handler works on a message, or a message waits for its subject, the server is told that it is in
-        progress, unless `keep_in_progress` is False. With `auto_ack` a message whose handler returns is acknowledged,
-        unless the handler has settled it.
+        order. While a handler works on a message, or a message waits for its subject, it is reported to the server as
+        in progress, unless `keep_in_progress` is False. With `auto_ack` a message whose handler returns is
+        acknowledged, unless the handler has settled it.
 
-        An exception of the handler is logged with its traceback, reported to on_event, and does not end the loop; what
-        becomes of the message is up to `on_error`: "leave" it unacknowledged, "nak" it with a growing delay, "term" it,
-        a policy (`Nak`, `Term`, `DeadLetter`, `Attempts`), or a function of the message and the exception that returns
-        one of these. An error that ends the loop is logged, reported, and raised by `wait`. See `chunks` for the other
-        arguments.
+        An exception in the handler is logged with its traceback, reported to on_event, and does not end the loop;
+        `on_error` decides what happens to the message: "leave" it unacknowledged, "nak" it with a growing delay, "term"
+        it, a policy (`Nak`, `Term`, `DeadLetter`, `Attempts`), or a function of the message and the exception that
+        returns one of these. An error that ends the loop is logged, reported, and raised by `wait`. See `chunks` for
+        the other arguments.
         """
         check_handler(callback)
         options = WorkerOptions.of(concurrency, ordered_by, on_error, auto_ack, keep_in_progress)

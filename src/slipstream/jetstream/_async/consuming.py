@@ -69,9 +69,9 @@ class WorkerOptions(NamedTuple):
 
 
 class Consuming:
-    """A handler at work. `stop` ends it after the handlers that run, `drain` after all that has arrived.
+    """A running `consume()`. `stop` ends it after the running handlers, `drain` after all messages that have arrived.
 
-    `wait` returns when it has ended, and raises the error that ended it. `stats` says what happened so far.
+    `wait` returns when it has ended, and raises the error that ended it. `stats` counts what happened so far.
     """
 
     def __init__(self, consumer: ConsumerHandle, loop: PullLoop, callback: Callback, options: WorkerOptions) -> None:
@@ -131,12 +131,12 @@ class Consuming:
         self._raise_error()
 
     async def stop(self, *, give_back: bool = False, timeout: Duration = DRAIN_TIMEOUT) -> None:
-        """Take no more messages and wait for the handlers that run. Raises the error that ended it before.
+        """Take no more messages and wait for running handlers. Raises the error that ended it before.
 
         Messages that arrived and were not handled are for the next call on the consumer. With `give_back` they are
         negatively acknowledged at once, so that other workers get them; those that the server would not redeliver are
-        handled. If handlers still run after `timeout`, their messages are given back as well, and tasks are cancelled.
-        It ends in time also while there is no connection, or the server does not answer.
+        handled. If handlers are still running after `timeout`, their messages are returned as well, and tasks are
+        cancelled. It ends in time even without a connection, or if the server does not answer.
         """
         timeout = check_seconds(timeout)
         deadline = self._client.now() + timeout

@@ -88,7 +88,7 @@ class JetStream:
 
     @property
     def codec(self) -> Codec[Any]:
-        """What payloads that are no bytes are encoded with, and `message.decode()` decodes with."""
+        """The codec for payloads that are not bytes, and for `message.decode()`."""
         return self._context.codec
 
     @property
@@ -104,9 +104,9 @@ class JetStream:
     def session(self, token: str = "", *, secret: bytes = b"") -> Session:
         """Read-your-writes and monotonic reads without bookkeeping: `async with js.session() as s`.
 
-        `s` does all that this object does; what is written and read through it is seen by every later read through it.
-        With the `token` of another session, also of another process, it goes on where that one was. With a `secret`
-        its tokens are signed, and no others are read: SessionTokenError for one that is not.
+        `s` has all methods of this object; every read through it reflects everything written and read through it
+        before. With the `token` of another session, possibly of another process, it continues where that one was. With
+        a `secret` its tokens are signed, and any other token raises SessionTokenError.
         """
         return Session(self, token, secret=secret)
 
@@ -133,13 +133,13 @@ class JetStream:
         Without responders (the stream's leader may be changing) it is retried `retries` times, after pauses that grow
         from `retry_wait` seconds on.
 
-        With a `msg_id` it is also sent again, within `timeout`, when the connection is lost, and up to `retries` times
-        when no answer arrives, where the stream is sure to recognise the copy: in the first half of its duplicate
-        window, and not after a restart of the server if messages may have been removed meanwhile (a work queue, limits
-        per subject). Else, with another expectation than `expected_stream`, or with `retries=0`, ConnectionLostError or
-        RequestTimeoutError is raised, and it is not known whether the message was stored.
+        With a `msg_id` it is also repeated, within `timeout`, when the connection is lost, and up to `retries` times
+        when no answer arrives, as long as the stream is certain to recognise the duplicate: in the first half of its
+        duplicate window, and not after a restart of the server if messages may have been removed meanwhile (a work
+        queue, limits per subject). Otherwise, with an expectation other than `expected_stream`, or with `retries=0`,
+        ConnectionLostError or RequestTimeoutError is raised, and it is unknown whether the message was stored.
 
-        Raises WrongLastSequenceError if what was expected is stale, NoStreamError if no stream listens on `subject`.
+        Raises WrongLastSequenceError if an expectation is not met, NoStreamError if no stream listens on `subject`.
         """
         if not isinstance(payload, bytes):
             payload, headers = encode_payload(self._context.codec, subject, payload, headers)
@@ -188,8 +188,8 @@ class JetStream:
     ) -> Publisher:
         """Publish many messages, each acknowledged, with up to `max_in_flight` acks outstanding: the fast way.
 
-        With `retries`, messages that no stream was there to take are sent again, behind those that followed them. After
-        a lost connection those with a `msg_id` are, where `publish` would do so, in their order.
+        With `retries`, messages without responders are sent again, after those that followed them. After a lost
+        connection, messages with a `msg_id` are repeated in order, under the conditions of `publish`.
         """
         timeout = self._context.timeout if timeout is None else timeout
         return Publisher(
@@ -206,11 +206,11 @@ class JetStream:
     async def create_stream(
         self, config: StreamConfig | str, *, timeout: Duration | None = None, **fields: Unpack[StreamFields]
     ) -> Stream:
-        """Make a stream, or find it made with the same configuration: `create_stream("ORDERS", subjects=["orders.>"])`,
-        or with a StreamConfig.
+        """Create a stream, or return an existing one with the same configuration: `create_stream("ORDERS",
+        subjects=["orders.>"])`, or with a StreamConfig.
 
-        Raises StreamNameInUseError if one of that name has another configuration. One that was made without Direct Get
-        is no other, unless `allow_direct` was set here.
+        Raises StreamNameInUseError if a stream of that name has another configuration. `allow_direct` is compared only
+        if it was set.
         """
         config = configuration(StreamConfig, config, fields)
         context, session = self._context, self._context.session
@@ -234,9 +234,8 @@ class JetStream:
     async def update_stream(
         self, config: StreamConfig | str, *, timeout: Duration | None = None, **fields: Unpack[StreamFields]
     ) -> StreamInfo:
-        """Change a stream's configuration. Fields that are not set get their defaults, but for `allow_direct`, which
-        then stays as it is. To change a part: `update_stream(info.config.replace(max_age=3600))`.
-        """
+        """Change a stream's configuration. Fields that are not set get their defaults, except `allow_direct`, which
+        then stays unchanged. To change only some fields: `update_stream(info.config.replace(max_age=3600))`."""
         config = configuration(StreamConfig, config, fields)
         context = self._context
         if "allow_direct" not in config.fields_set:
@@ -259,7 +258,7 @@ class JetStream:
             yield info
 
     async def account_info(self, *, timeout: Duration | None = None) -> AccountInfo:
-        """What this account uses of JetStream and what it may use."""
+        """The JetStream usage and limits of this account."""
         return await self._context.run(self._context.api.account_info(), timeout=timeout)
 
     def stream(self, name: str) -> Stream:
@@ -291,13 +290,13 @@ class JetStream:
     ) -> PushSubscription:
         """Have messages pushed: those of `subject`, from the one stream that listens on it or from `stream`.
 
-        `consumer` names an existing push consumer; `durable` one that is created if it is not there; with neither an
-        ephemeral one is created, as `config` says. `queue` makes the subscription a member of a group that shares the
-        messages (without another name the group's name is the durable's). Messages are read from the subscription, or
-        handed to `callback` one after the other.
+        `consumer` names an existing push consumer; `durable` names one that is created if it does not exist; with
+        neither, an ephemeral consumer is created from `config`. `queue` makes the subscription a member of a queue
+        group that shares the messages (the durable has the group's name unless it is given another). Messages are read
+        from the subscription, or passed to `callback` one after the other.
 
-        Raises a subclass of SubscribeError for what does not fit together, StreamLookupError or ConsumerNotFoundError
-        for what is not there.
+        Raises a subclass of SubscribeError for conflicting options, StreamLookupError or ConsumerNotFoundError if the
+        stream or consumer does not exist.
         """
         timeout = check_timeout(timeout)
         wanted = Wanted(subject, stream, consumer, durable, queue, is_pull=False, config=config)

@@ -63,7 +63,7 @@ class OrderedConsumer(Openable):
 
     The consumer is created by `start`, which `with` and the first read call as well; from then on
     `initial_pending` says how many messages there were to read. Gaps, lost heartbeats, reconnects and restarts of the
-    server are repaired by the next read: a new consumer continues behind the last message that was returned.
+    server are repaired by the next read: a new consumer continues after the last message that was returned.
     """
 
     def __init__(self, context: JetStreamContext, stream: str, config: ConsumerConfig, *, heartbeat: Duration) -> None:

@@ -58,11 +58,11 @@ CAUSE_TIMEOUT = 1.0  # seconds to find out why a Direct Get had no responders
 
 
 class Stream:
-    """One stream: what it is, its messages and its consumers.
+    """One stream: its configuration and state, its messages and its consumers.
 
-    Where a call takes `min_last_seq`, the answer is at least as new as that sequence, whichever replica gives it; if
-    that cannot be had in time, StaleReadError is raised and no data returned. Deletes and purges of messages do not
-    move a stream's sequence and are not covered. With `from_leader` only the leader answers, and likewise for a
+    Where a call takes `min_last_seq`, the answer is at least as new as that sequence, whichever replica gives it; if no
+    replica can provide that in time, StaleReadError is raised and no data is returned. Deletes and purges of messages
+    do not move a stream's sequence and are not covered. With `from_leader` only the leader answers, and likewise for a
     stream without Direct Get (`allow_direct`).
 
     Five kinds of errors: MessageNotFoundError (there is no such message), StreamNotFoundError (nor such a stream),
@@ -104,14 +104,14 @@ class Stream:
     def purge(
         self, *, subject: str = "", below: int | None = None, keep: int = 0, timeout: Duration | None = None
     ) -> int:
-        """Remove messages, and tell how many: all, those that match `subject`, those under the sequence `below`, or all
-        but the newest `keep`. Not covered by `min_last_seq`: the last sequence stays what it was."""
+        """Remove messages, and return how many: all, those that match `subject`, those below the sequence `below`, or
+        all but the newest `keep`. Not covered by `min_last_seq`: the last sequence does not change."""
         timeout = check_timeout(timeout)
         call = self._context.api.purge_stream(self.name, subject=subject, below=below, keep=keep)
         return 0 if call is None else self._context.run(call, timeout=timeout)
 
     def delete_message(self, seq: int, *, erase: bool = True, timeout: Duration | None = None) -> None:
-        """Remove one message. Not covered by `min_last_seq`: the last sequence stays what it was."""
+        """Remove one message. Not covered by `min_last_seq`: the last sequence does not change."""
         self._context.run(self._context.api.delete_message(self.name, seq, erase=erase), timeout=timeout)
 
     def step_down(self, *, preferred: str = "", timeout: Duration | None = None) -> None:
@@ -329,11 +329,11 @@ class Stream:
         parts: Part = Part.ALL,
         timeout: Duration | None = None,
     ) -> Iterator[Columns]:
-        """The same in columns, as they arrive: the fast way. `parts` says what is wanted beside the sequences: the rest
-        may be blank, and is not paid for then.
+        """The same in columns, as they arrive: the fast way. `parts` selects what is read besides the sequences; other
+        parts may be blank, and cost nothing.
 
         `timeout` is for each wait, not for the whole read. A range with an `end` is complete, whichever replica
-        answered: one that is behind is asked again, not believed.
+        answered: a lagging one is asked again.
         """
         if subject:
             check_filter(subject)
@@ -492,9 +492,9 @@ class Stream:
         datetime, or nanoseconds since the epoch), or as `deliver_policy` says (`new`, `last`, `last_per_subject`). No
         request is sent before the first read, `start` or `with`.
 
-        With `min_last_seq` it reads a copy that has that sequence, and `initial_pending` counts what is there then; in
-        a session it has seen all that the session has. The start waits for it, and raises StaleReadError when its time
-        is up; `for` alone waits for ever.
+        With `min_last_seq` it reads a copy that has that sequence, and `initial_pending` counts its messages; in a
+        session it reflects everything the session has seen. The start waits for such a copy, and raises StaleReadError
+        on timeout; `for` alone waits without limit.
         """
         config = ordered.template(
             subjects,

@@ -144,7 +144,7 @@ class BaseJsMessage(BaseMessage[C], Generic[C], gc=False):
 
     @property
     def num_pending(self) -> int:
-        """How many messages the consumer had left to deliver behind this one."""
+        """How many messages the consumer had left to deliver after this one."""
         return int(split_reply(self._msg[2])[8])
 
     def _own_codec(self) -> Codec[Any]:

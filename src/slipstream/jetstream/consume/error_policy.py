@@ -75,11 +75,11 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """Have the message redelivered as `Nak` does until it was delivered `attempts` times in all, `then` do this.
+    """Have the message redelivered as by `Nak` until it was delivered `attempts` times in all, then apply `then`.
 
-    On the last delivery that the consumer's `max_deliver` allows, `then` comes at once. Deliveries count, not failures:
-    one that a worker gave back when it was stopped, or did not handle in time, is a delivery too. Only the server's
-    count is common to all workers.
+    On the last delivery that the consumer's `max_deliver` permits, `then` applies at once. Deliveries count, not
+    failures: a delivery that a stopping worker returned, or did not handle in time, counts too. Only the server's count
+    is shared by all workers.
     """
 
     attempts: int

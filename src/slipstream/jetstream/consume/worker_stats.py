@@ -15,8 +15,8 @@ class WorkerStats:
 
     `handled` counts the handlers that returned, `failed` those that raised (a handler that a stop cancelled is in
     neither), `dead_lettered` what was stored as a dead letter; `redelivered` those of all of them that were not the
-    first delivery. `in_flight` messages are in handlers now, `waiting` wait for their subject. `returned` were given
-    back to the server at a stop. `seconds` is the time spent in handlers. `pull` counts what the prefetch did.
+    first delivery. `in_flight` messages are in handlers now, `waiting` wait for their subject. `returned` were returned
+    to the server at a stop. `seconds` is the time spent in handlers. `pull` has the counters of the prefetch.
     """
 
     handled: int = 0

@@ -56,11 +56,11 @@ DELETES_KEPT = timedelta(minutes=30)
 class KeyValue(Generic[V]):
     """A bucket. Every read takes `min_last_revision`: its answer is at least as new as that write.
 
-    What reads have seen without it is the handle's `consistency` (see `JetStream.key_value`): by default what was
-    written through it and whatever it has shown before. Views made of a handle share that with it.
+    Without it, the handle's `consistency` decides what reads reflect (see `JetStream.key_value`): by default everything
+    written through the handle and returned by it before. Views of a handle share that state.
 
-    Values are `bytes`, or the type of a codec (`with_codec`). What the Key-Value specification does not have is an
-    extension of this client: `min_last_revision`, ranges, snapshots, writers and more; the reference lists them all.
+    Values are `bytes`, or the type of a codec (`with_codec`). Features beyond the Key-Value specification are
+    extensions of this client: `min_last_revision`, ranges, snapshots, writers and more; the reference lists them all.
     """
 
     def __init__(self, storage: Storage[V]) -> None:
@@ -265,12 +265,13 @@ class KeyValue(Generic[V]):
         return await read_live(self.storage, filters, min_last_revision=min_last_revision, timeout=timeout)
 
     async def delete_range(self, *filters: str, timeout: Duration | None = None) -> int:
-        """Delete every key of a range that has a value; returns how many. Not atomic: each is a delete of its own."""
+        """Delete every key of a range that has a value; returns how many. Not atomic: each key is deleted
+        separately."""
         timeout = check_timeout(timeout)
         return await self._mark_range(filters, Operation.DELETE, timeout)
 
     async def purge_range(self, *filters: str, timeout: Duration | None = None) -> int:
-        """Purge every key of a range that has a value; returns how many. Not atomic: each is a purge of its own."""
+        """Purge every key of a range that has a value; returns how many. Not atomic: each key is purged separately."""
         timeout = check_timeout(timeout)
         return await self._mark_range(filters, Operation.PURGE, timeout)
 
@@ -290,8 +291,8 @@ class KeyValue(Generic[V]):
     ) -> dict[str, Entry[V]]:
         """The values of a range of keys as of one revision (0: now).
 
-        Exact, or a HistoryLostError: a bucket keeps only so many entries of each key. Keys that were removed for good
-        (`purge_deletes`) without recording it leave no trace and are missing.
+        Exact, or raises HistoryLostError: a bucket keeps a limited number of entries per key. Keys that were removed
+        for good (`purge_deletes`) without recording it leave no trace and are missing.
         """
         timeout = check_timeout(timeout)
         patterns = self.storage.patterns(filters)
@@ -352,12 +353,13 @@ class KeyValue(Generic[V]):
     async def purge_deletes(
         self, *, older_than: Duration = DELETES_KEPT, recorded: bool = False, timeout: Duration | None = None
     ) -> int:
-        """Remove deleted keys for good; marks younger than `older_than` stay for watchers to see. Returns how many.
+        """Remove deleted keys for good; delete markers younger than `older_than` stay for watchers to see. Returns how
+        many.
 
         A key that is written meanwhile keeps its new entries. With `recorded` the stream's metadata records up to which
         revision, so that a `snapshot` of an earlier one is rejected; otherwise such a snapshot omits the removed keys.
         Read replicas in the same account are purged as well, since a mirror does not repeat the purges of its origin;
-        one that cannot be, or lags behind for the whole timeout, is logged and keeps its marks.
+        one that cannot be purged, or lags for the whole timeout, is logged and keeps its markers.
         """
         timeout = check_timeout(timeout)
         kept = nanoseconds(older_than, "older_than")
@@ -439,13 +441,13 @@ class KeyValue(Generic[V]):
         recheck_after: Duration = RECHECK_AFTER,
         timeout: Duration | None = None,
     ) -> CachedKeyValue[V]:
-        """A handle whose `get` is answered from memory where that is known to be right; close it at the end.
+        """A handle whose `get` is answered from memory if the answer is known to be right; close it at the end.
 
         A watch keeps it fresh. The handle always sees its own writes, and those of others a little later, or at once
-        with `min_last_revision`. A value with a TTL is not returned once that has ended. What is removed without a
-        message (by a purge of the stream, by limits, with a bucket that is made again) is not returned any more after
-        `recheck_after`: the bucket's state is checked twice as often, while there are reads. Where neither is known,
-        and without a connection, reads go to the bucket; `stats.reasons` says why.
+        with `min_last_revision`. A value with a TTL is not returned once that has ended. A value removed without a
+        message (by a purge of the stream, by limits, with a recreated bucket) is no longer returned after
+        `recheck_after`: the bucket's state is checked twice as often, while there are reads. If the answer cannot be
+        proven, and without a connection, reads go to the bucket; `stats.reasons` says why.
         """
         timeout = check_timeout(timeout)
         self.storage.patterns(filters)  # a malformed filter is rejected before anything is sent

@@ -55,7 +55,7 @@ class Lease:
     that depends on it.
 
     One object is one contender: a second `acquire` is rejected until it is released. Each task or thread that contends
-    needs an object of its own.
+    needs its own object.
     """
 
     def __init__(

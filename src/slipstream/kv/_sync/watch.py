@@ -48,11 +48,11 @@ class Watch(Generic[V]):
 
     @property
     def revision(self) -> int:
-        """Where the program is: a watch with `resume_from` this plus one goes on without a loss or a repetition.
+        """The program's position: a watch with `resume_from` set to this plus one continues without loss or repetition.
 
-        Everything up to it was returned, or left out as the options of the watch say. Entries that have arrived but
-        were not returned yet lie behind it. Before the first entry it is the revision that the watch began behind, as
-        far as that is known (0: the beginning).
+        Everything up to it was returned, or left out by the options of the watch. Entries that have arrived but were
+        not returned yet come after it. Before the first entry it is the revision after which the watch began, if known
+        (0: the beginning).
         """
         return self._returned
 

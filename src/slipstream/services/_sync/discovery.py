@@ -89,7 +89,7 @@ class Services:
         stall: Duration = STALL,
         prefix: str = PREFIX,
     ) -> Iterator[ServicePing]:
-        """Which instances are there; `rtt` is the time that each reply took."""
+        """The running instances; `rtt` is the round-trip time of each reply."""
         subject = control_subject(Verb.PING, name, instance, prefix=prefix)
         for ping, took in self._gather(subject, ServicePing, is_one=bool(instance), timeout=timeout, stall=stall):
             yield replace(ping, rtt=timedelta(seconds=took))

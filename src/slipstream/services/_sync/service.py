@@ -340,7 +340,8 @@ class Service(ServiceGroup):
     def stop(self, *, timeout: Duration = DRAIN_TIMEOUT) -> None:
         """Take no more requests, and return when those that were received are handled. Can be called again.
 
-        Raises RequestTimeoutError if handlers still run after `timeout` seconds; they go on, and can still answer.
+        Raises RequestTimeoutError if handlers are still running after `timeout` seconds; they continue, and can still
+        answer.
         """
         timeout = check_seconds(timeout)
         client = self._client

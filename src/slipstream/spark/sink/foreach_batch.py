@@ -40,7 +40,7 @@ def into_bucket(bucket: str, options: Mapping[str, str] | None = None) -> Callab
 def into_stream(stream: str, options: Mapping[str, str] | None = None) -> Callable[[DataFrame, int], None]:
     """A function for `foreachBatch` that publishes each row of each micro-batch to the stream, exactly once.
 
-    To write more than once in one micro-batch, give each write a name of its own by the option `writeId`.
+    To write more than once in one micro-batch, give each write its own name with the option `writeId`.
     """
     settings = waiting(options, stream=stream)
     stream_sink_options(settings)
