@@ -66,7 +66,7 @@ def add(commands: Commands) -> None:
     kind.add_argument("--once", action="store_true", help="process everything available now, then exit")
     kind.add_argument("--continuous", action="store_true", help="run until stopped (default)")
     run.add_argument("--master", default="", help="Spark master URL, such as spark://host:7077")
-    text = "print what each output has done as JSON in the end, and progress on stderr"
+    text = "print the result of each output as JSON at the end, and progress on stderr"
     run.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=text)
     run.add_argument("--plain", action="store_true", help="print lines instead of a live table")
     text = "serve metrics for Prometheus: a port, or host:port"

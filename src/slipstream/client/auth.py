@@ -73,7 +73,7 @@ def credentials_login(text: str, source: str) -> Login:
 
 
 def _find_seed(text: str) -> str:
-    """The seed in a decorated file, on a line of its own among comments, or the text itself."""
+    """The seed in a decorated file, on a separate line among comments, or the text itself."""
     for label, body in _BLOCK.findall(text):
         if label.endswith("SEED"):
             return str(body)

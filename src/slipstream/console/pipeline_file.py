@@ -202,7 +202,7 @@ class PipelineFile:
             try:
                 letter = self._letter(js.stream(self.pipeline.dead_letter).get(seq))
             except MessageNotFoundError:
-                raise Problem(404, f"dead letter {seq} is not there any more: it was sent again, or removed") from None
+                raise Problem(404, f"dead letter {seq} no longer exists: it was sent again, or removed") from None
             if letter.is_row:
                 raise Problem(409, "a letter of an output is a row: correct the step and reset the output instead")
             return dict(resend(js, self.pipeline, [letter]))

@@ -212,7 +212,7 @@ def test_mistake_is_reported_once_at_its_position(text: str, position: tuple[int
         (
             'path = "out"',
             'path = "./out/"',
-            "path must be a folder of its own, got './out/', which is the target of output 'one'",
+            "path must be a separate folder, got './out/', which is the target of output 'one'",
         ),
         ('path = "out"', 'path = "out/inner"', "got 'out/inner', which lies in the target of output 'one'"),
         (
@@ -224,7 +224,7 @@ def test_mistake_is_reported_once_at_its_position(text: str, position: tuple[int
         (
             'table = "t"',
             'table = "T"',
-            "table must be a table of its own, got 'T', which is the target of output 'one'",
+            "table must be a separate table, got 'T', which is the target of output 'one'",
         ),
         ('table = "t"', 'table = "spark_catalog.default.t"', "which is the target of output 'one'"),
         ('table = "db.t"', 'table = "`DB`.t"', "which is the target of output 'one'"),

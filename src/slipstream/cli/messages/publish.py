@@ -52,7 +52,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--ttl", type=values.duration, metavar="DURATION", help="with -J: time to live of the message")
     _schedule_options(parser)
     parser.add_argument("--no-templates", action="store_true", help="do not expand {{Count}} and other templates")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing but errors")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print only errors")
 
 
 def _schedule_options(parser: Parser) -> None:

@@ -118,7 +118,7 @@ async def _original(state: ConsoleState, stream: str, seq: int) -> Any:
     try:
         return await state.js.stream(stream).get(seq)
     except MessageNotFoundError:
-        raise Problem(404, f"message {seq} of stream {stream!r} is not there any more") from None
+        raise Problem(404, f"message {seq} of stream {stream!r} no longer exists") from None
 
 
 ENDPOINTS = (

@@ -36,7 +36,7 @@ def target_conflicts(pipeline: Pipeline) -> Iterator[tuple[tuple[str, ...], str]
         taken[output.name] = target
         if conflicts:
             key, what = ("path", "folder") if output.kind == "files" else ("table", "table")
-            message = f"{key} must be a {what} of its own, got {output.target!r}, which {conflicts[0]}"
+            message = f"{key} must be a separate {what}, got {output.target!r}, which {conflicts[0]}"
             yield ("outputs", output.name, key), message
 
 

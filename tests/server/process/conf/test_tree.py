@@ -111,7 +111,7 @@ def test_files_are_included_from_where_the_file_is() -> None:
         ("a: $NOPE", "1:4", "variable 'NOPE'"),
         ("\n\ninclude nope.conf", "3:1", "cannot include 'dir/nope.conf'"),
         ("include", "1:1", "needs the name"),
-        ("a: (\nb", "1:4", "')' on a line of its own"),
+        ("a: (\nb", "1:4", "')' on a separate line"),
         ("}", "1:1", "where a key was expected"),
         ("{a: 1} x", "1:8", "after the end"),
         (": 1", "1:1", "where a key was expected"),

@@ -51,7 +51,7 @@ _JETSTREAM = _rejected({
 _TLS = _rejected({
     "the ciphers are those of the system's OpenSSL": "cipher_suites",
     "the curves are those of the system's OpenSSL": "curve_preferences",
-    "use a certificate authority of your own": "pinned_certs",
+    "use your own certificate authority": "pinned_certs",
     "a single certificate is supported": "certs",
     "it is an option of clients": "insecure",
     "rate limits are not implemented": "connection_rate_limit",

@@ -227,7 +227,7 @@ class _Parser:
         """`(` up to a `)` that is alone on its line."""
         end = re.compile(r"\n[ \t]*\)[ \t]*(?=\r?\n|\Z)").search(self._text, self._at)
         if end is None:
-            raise self._error("a block has no ')' on a line of its own")
+            raise self._error("a block has no ')' on a separate line")
         text = self._text[self._at + 1 : end.start()]
         self._at = end.end()
         return text

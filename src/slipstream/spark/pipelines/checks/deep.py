@@ -173,7 +173,7 @@ class _Check:
     def _check_streaming(self, frame: DataFrame, mode: str) -> None:
         """Raise what Spark would raise when the query is started: it analyses modes only then."""
         jvm = self._spark._jvm
-        assert jvm is not None, "a pipeline runs with a JVM of its own"
+        assert jvm is not None, "a pipeline runs with its own JVM"
         modes = jvm.org.apache.spark.sql.streaming.OutputMode
         wanted = {"append": modes.Append, "update": modes.Update, "complete": modes.Complete}[mode]()
         checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker

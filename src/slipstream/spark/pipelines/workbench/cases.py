@@ -141,7 +141,7 @@ def run_cases(
                 elif not (case.folder / EXPECTED).is_dir():
                     raise UsageError(
                         f"case {case.name!r} expects nothing: add {case.folder / EXPECTED}/OUTPUT{ENDING}, or run it "
-                        "with --update and look at what it writes"
+                        "with --update and review what it writes"
                     )
                 yield case, result
         finally:
