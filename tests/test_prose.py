@@ -59,7 +59,7 @@ def test_source_and_pages_have_the_english_of_the_field() -> None:
 
 
 def test_pages_have_none_of_the_phrases_that_readers_stumbled_over() -> None:
-    found = []
+    found: list[str] = []
     for page in PAGES:
         if page.name not in QUOTED:
             text = re.sub(r'"[^"\n]*"', '""', page.read_text("utf-8"))
@@ -69,7 +69,7 @@ def test_pages_have_none_of_the_phrases_that_readers_stumbled_over() -> None:
 
 def test_messages_have_none_of_the_phrases_that_readers_stumbled_over() -> None:
     """Errors, log lines and help: the strings of the source but for its docstrings."""
-    found = []
+    found: list[str] = []
     for path in SRC.rglob("*.py"):
         tree = ast.parse(path.read_text("utf-8"))
         docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}

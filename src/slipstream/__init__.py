@@ -230,7 +230,7 @@ if TYPE_CHECKING:
     from slipstream.objects._sync.object_store import ObjectReader as BlockingObjectReader
     from slipstream.objects._sync.object_store import ObjectStore as BlockingObjectStore
     from slipstream.objects._sync.watch import ObjectWatch as BlockingObjectWatch
-    from slipstream.server import Health, Server
+    from slipstream.server import Compacted, Health, Server
     from slipstream.services._async.discovery import Services
     from slipstream.services._async.request import ServiceRequest
     from slipstream.services._async.service import Service, ServiceGroup
@@ -306,6 +306,7 @@ __all__ = [
     "Codec",
     "CodecError",
     "Columns",
+    "Compacted",
     "Compressed",
     "Compression",
     "ConfigMismatchError",
@@ -529,7 +530,7 @@ _MODULES = {
     "codecs": ("Base64Values", "Codec", "Compressed", "Json", "MessagePack", "Text"),
     "facade._async.client": ("connect",),
     "kv._async.key_value": ("open_local_key_value",),
-    "server": ("Health", "Server"),
+    "server": ("Compacted", "Health", "Server"),
 }
 _RENAMED = {
     "__compiled__": ("form", "COMPILED"),

@@ -102,7 +102,7 @@ def _info(shell: Shell) -> None:
 def _copy(shell: Shell) -> None:
     contexts, options = Contexts(), shell.options
     if options.new_name in contexts.names() and not options.force:
-        raise UsageError(f"context {options.new_name!r} exists already; pass --force to replace it")
+        raise UsageError(f"context {options.new_name!r} already exists; pass --force to replace it")
     shell.out.note(f"saved {contexts.save(replace(contexts.load(options.name), name=options.new_name))}")
 
 

@@ -47,7 +47,7 @@ def test_a_leader_hands_over(our_cli: Cli, fresh: str) -> None:
         return found
 
     first = cluster()["leader"]
-    assert f"{first} handed over" in our_cli.ok("stream", "cluster", "step-down", fresh).err
+    assert f"{first} stepped down" in our_cli.ok("stream", "cluster", "step-down", fresh).err
     assert cluster()["leader"] != first
     our_cli.ok("stream", "cluster", "step-down", fresh, "--preferred", str(first))
     assert cluster()["leader"] == first

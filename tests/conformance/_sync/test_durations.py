@@ -8,14 +8,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from slipstream import BlockingClient as Client
-from slipstream import BucketConfig, ObjectStoreConfig, RequestTimeoutError, StreamConfig, UsageError
-from slipstream import connect_blocking as connect
+from slipstream import (
+    ApiError,
+    BucketConfig,
+    ObjectStoreConfig,
+    RequestTimeoutError,
+    StreamConfig,
+    UsageError,
+)
+from slipstream import (
+    BlockingClient as Client,
+)
+from slipstream import (
+    connect_blocking as connect,
+)
 from slipstream.api import GetRequest
 from slipstream.facade._sync.client import JetStream
 from slipstream.jetstream import requests
@@ -247,6 +259,12 @@ def rekeyed(on: Parts, limit: Any) -> None:
     reencrypt(bucket, Encrypted(Keyring({"one": bytes(32)}), context=on.name), timeout=limit)
 
 
+def refused(call: Callable[[], Any]) -> None:
+    """A request that one server without replicas refuses."""
+    with suppress(ApiError):
+        call()
+
+
 Call = Callable[[Parts, Any], Any]
 # Class, method and argument, and a call with that argument.
 CALLS: dict[str, Call] = {
@@ -300,6 +318,8 @@ CALLS: dict[str, Call] = {
     "Stream.subjects.timeout": lambda on, limit: every(on.stream.subjects(timeout=limit)),
     "Stream.delete.timeout": lambda on, limit: of_another_stream(on, lambda other: other.delete(timeout=limit)),
     "Stream.purge.timeout": lambda on, limit: on.stream.purge(below=1, timeout=limit),
+    "Stream.step_down.timeout": lambda on, limit: refused(lambda: on.stream.step_down(timeout=limit)),
+    "Stream.remove_peer.timeout": lambda on, limit: refused(lambda: on.stream.remove_peer("other", timeout=limit)),
     "Stream.delete_message.timeout": delete_message,
     "Stream.get.timeout": lambda on, limit: on.stream.get(1, timeout=limit),
     "Stream.get_next.timeout": lambda on, limit: on.stream.get_next(on.subject, timeout=limit),
@@ -327,6 +347,7 @@ CALLS: dict[str, Call] = {
     "Stream.consumer_names.timeout": lambda on, limit: every(on.stream.consumer_names(timeout=limit)),
     "Stream.consumers.timeout": lambda on, limit: every(on.stream.consumers(timeout=limit)),
     "Stream.ordered_consumer.heartbeat": lambda on, limit: closed(on.stream.ordered_consumer(heartbeat=limit)),
+    "Consumer.step_down.timeout": lambda on, limit: refused(lambda: on.consumer.step_down(timeout=limit)),
     "Consumer.info.timeout": lambda on, limit: on.consumer.info(timeout=limit),
     "Consumer.delete.timeout": lambda on, limit: of_another_consumer(on, lambda other: other.delete(timeout=limit)),
     "Consumer.pause.timeout": lambda on, limit: of_another_consumer(

@@ -106,7 +106,7 @@ def add_cluster(group: Commands) -> None:
     down = cluster.add(
         "step-down",
         _step_down,
-        "have the leader of a consumer hand over to another replica",
+        "make the leader of a consumer step down",
         aliases=("stepdown", "down"),
     )
     down.add_argument("stream", metavar="STREAM")
@@ -239,7 +239,7 @@ def _step_down(shell: Shell) -> None:
     options = shell.options
     with shell.connect() as client:
         shell.jetstream(client).stream(options.stream).consumer(options.name).step_down()
-    shell.out.note(f"the leader of {options.name} handed over")
+    shell.out.note(f"the leader of {options.name} stepped down")
 
 
 def _unpin(shell: Shell) -> None:

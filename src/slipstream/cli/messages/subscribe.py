@@ -71,7 +71,7 @@ def add(commands: Commands) -> None:
 def _subscribe(shell: Shell) -> None:
     options = shell.options
     if options.dump and (options.raw or options.translate):
-        raise UsageError("--dump excludes --raw and --translate")
+        raise UsageError("--dump cannot be combined with --raw or --translate")
     if options.stream:
         if options.queue:
             raise UsageError(

@@ -44,7 +44,7 @@ def add(group: Commands) -> None:
 
 
 def _expected(parser: Parser) -> Parser:
-    parser.add_argument("--expect", type=values.count, metavar="N", help="return as soon as so many servers answered")
+    parser.add_argument("--expect", type=values.count, metavar="N", help="return once N servers answered")
     return parser
 
 

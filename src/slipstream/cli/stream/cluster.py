@@ -17,7 +17,7 @@ def add(group: Commands) -> None:
     down = cluster.add(
         "step-down",
         _step_down,
-        "have the leader of a stream hand over to another replica",
+        "make the leader of a stream step down",
         aliases=("stepdown", "down"),
         examples="  slipstream stream cluster step-down ORDERS --preferred n2",
     )
@@ -41,7 +41,7 @@ def _step_down(shell: Shell) -> None:
         stream = shell.jetstream(client).stream(options.name)
         before = stream.info().cluster.get("leader", "")
         stream.step_down(preferred=options.preferred)
-    shell.out.note(f"{before or 'the leader'} handed over the stream {options.name}")
+    shell.out.note(f"{before or 'the leader'} stepped down as leader of {options.name}")
 
 
 def _remove_peer(shell: Shell) -> None:

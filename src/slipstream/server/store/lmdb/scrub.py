@@ -97,7 +97,7 @@ class Scrubber:
         if self._file is None or self._handle is not self._pin.handle:
             self.close()
             self._file, self._handle = PageFile(self._env.path / "data.mdb", walks=False), self._pin.handle
-            self._total_of = -1  # transactions are counted anew in another file
+            self._total_of = -1  # another file counts its transactions from the start
         file, (table, begin) = self._file, self._at
         transaction = self._pin.read.id()
         if not file.turn_to(transaction):
