@@ -112,6 +112,7 @@ class Compaction:
         self._file: LmdbFile | None = None
         self._source: PageFile | None = None
         self._written: PageFile | None = None
+        self._replaced: lmdb.Environment | None = None  # the old file, to be closed
         self._old = -1  # a descriptor of the old file: its pages are freed when that is closed
         env.is_copied = True
 
@@ -163,7 +164,7 @@ class Compaction:
         if self.phase is Phase.REPLACED:
             assert self._file is not None
             self._env.is_copied = False
-            self._env.move_to(self._file)
+            self._replaced = self._env.move_to(self._file)
             self.phase = Phase.DONE
 
     # In a thread.
@@ -186,6 +187,9 @@ class Compaction:
             if file is not None:
                 file.close()
         self._source = self._written = None
+        if self._replaced is not None:
+            self._replaced.close()
+            self._replaced = None
         if self._old >= 0:
             os.close(self._old)
             self._old = -1

@@ -385,15 +385,19 @@ class Environment:
         """In the order of `TABLES`."""
         return self.messages, self.index, self.subjects, self.control, self.expiries
 
-    def move_to(self, file: LmdbFile) -> None:
-        """Use another file, which has the same content. The old one is closed when it is not read any more."""
+    def move_to(self, file: LmdbFile) -> lmdb.Environment | None:
+        """Use another file, which has the same content. Returns the old one, to be closed in a thread (it takes a while
+        to unmap), or None if it is still read: then it is closed behind the last reader."""
         if self.epoch not in self._pins:
             self.read.abort()
-        self._old_files.append(self.handle)
+        old = self.handle
         self._use(file)
         self.read = self.handle.begin(db=self.messages)
         self.epoch += 1
-        self._close_old()
+        if any(pin.handle is old for pin in self._pins.values()):
+            self._old_files.append(old)
+            return None
+        return old
 
     def _close_old(self) -> None:
         used = [pin.handle for pin in self._pins.values()]
