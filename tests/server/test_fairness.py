@@ -192,23 +192,31 @@ class Neighbour(threading.Thread):
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("storage", ["file", "memory"])
-@pytest.mark.parametrize("name", CASES)
-def test_well_behaved_client_is_served_beside_a_costly_request(name: str, storage: str, tmp_path: Path) -> None:
-    with metered_server(tmp_path) as server:
-        client = RawClient(server.port)
-        ask = CASES[name](client, server, LONG, storage)
-        client.flush()
-        neighbour = Neighbour(server)
-        server.turns()
-        neighbour.start()
-        ask()
-        neighbour.over.set()
-        neighbour.join(60)
-        turns = server.turns()
-        client.close()
-    waits = sorted(neighbour.waits)
-    p99, longest = waits[len(waits) * 99 // 100], max(turns)
-    print(f"{name} {storage}: longest turn {longest * 1000:.1f} ms, p99 of {len(waits)} requests {p99 * 1000:.1f} ms")
+def test_well_behaved_client_is_served_beside_costly_requests(storage: str, tmp_path: Path) -> None:
+    waits: list[float] = []
+    longest = 0.0
+    for name, prepare in CASES.items():
+        with metered_server(tmp_path / name) as server:
+            client = RawClient(server.port)
+            ask = prepare(client, server, LONG, storage)
+            client.flush()
+            neighbour = Neighbour(server)
+            server.turns()
+            neighbour.start()
+            ask()
+            neighbour.over.set()
+            neighbour.join(60)
+            turns = server.turns()
+            client.close()
+        waits += neighbour.waits
+        longest = max(longest, *turns)
+        print(
+            f"{name} {storage}: longest turn {max(turns) * 1000:.1f} ms, longest wait of {len(neighbour.waits)}"
+            f" requests {max(neighbour.waits) * 1000:.1f} ms of the server's CPU"
+        )
+    p99 = sorted(waits)[len(waits) * 99 // 100]
+    print(f"{storage}: longest turn {longest * 1000:.1f} ms, p99 of {len(waits)} requests {p99 * 1000:.1f} ms")
     assert p99 < MOST_LONG
     assert longest < MOST_SHORT

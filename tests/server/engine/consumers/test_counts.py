@@ -157,6 +157,23 @@ def test_nothing_is_delivered_while_it_is_counted_and_nothing_is_lost(rig: Rig) 
     assert client.api("CONSUMER.INFO.S.c")["num_pending"] == 0
 
 
+def test_pull_request_waits_until_the_consumer_has_counted(rig: Rig) -> None:
+    client, _ = filled(rig, 40)
+    put(client, {"filter_subject": "s.*.*", "ack_policy": "explicit"})
+    put(client, {"filter_subject": "*.*.*", "ack_policy": "explicit"}, settle=False)
+    client.send(pub("$JS.API.CONSUMER.MSG.NEXT.S.c", b'{"batch":5}', f"{client.inbox}next"), settle=False)
+    turns = 0
+    while rig.engine.streams["S"].consumers.items["c"].is_searching:
+        turn(rig)
+        turns += 1
+        if rig.engine.streams["S"].consumers.items["c"].is_searching:
+            assert not any(message.reply for message in client.messages())
+    assert turns > 1
+    rig.settle()
+    assert len([message for message in client.messages() if message.reply]) == 5
+    assert client.api("CONSUMER.INFO.S.c")["num_pending"] == 35
+
+
 def test_consumer_that_is_counted_can_be_changed_reset_and_deleted(rig: Rig) -> None:
     client, writer = filled(rig, 40)
     put(client, {"filter_subject": "s.*.x", "ack_policy": "explicit"})

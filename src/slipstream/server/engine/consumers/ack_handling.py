@@ -173,6 +173,11 @@ class AckHandling:
             self._advisories.terminated(seq, dseq, times, payload[5:].strip().decode(errors="replace"))
         return True
 
+    @property
+    def must_wait(self) -> bool:
+        """Whether a job that settles very many messages waits for a commit first."""
+        return self._writer.is_group_full and not self._stopped
+
     def settle_some(self, seqs: list[int]) -> bool:
         """Settle messages of a job, if they still await their acks; False if the consumer is gone."""
         if self._stopped:
@@ -324,6 +329,8 @@ class SettleAll:
 
     def run(self) -> tuple[Progress, int]:
         """Settle some messages."""
+        if self._acks.must_wait:
+            return Progress.BLOCKED, 0
         if not self._left and self._listed_to < self.seq:
             self._listed_to = self.seq
             self._left = self._acks.awaited_to(self.seq)

@@ -83,6 +83,9 @@ def by_consumer(kept: Mapping[str, bytes]) -> dict[str, dict[str, bytes]]:
     return found
 
 
+MAX_PENDING = 1024  # changes in the open group
+
+
 class LazyCommit:
     """Marks deferred states of one stream as changed, and asks for a group if none is committed soon."""
 
@@ -138,6 +141,11 @@ class StateWriter:
     def saved(self) -> bool:
         """Whether no change waits for a group."""
         return self not in self._journal.unsaved
+
+    @property
+    def is_group_full(self) -> bool:
+        """Whether so much waits for the next commit that a job should wait for it too: so do the acks of all others."""
+        return self._journal.store.pending > MAX_PENDING
 
     def save(self) -> None:
         """Put the changes into the open group."""
