@@ -83,7 +83,7 @@ def by_consumer(kept: Mapping[str, bytes]) -> dict[str, dict[str, bytes]]:
     return found
 
 
-MAX_PENDING = 1024  # changes in the open group
+MAX_PENDING = 512  # changes in the open group
 
 
 class LazyCommit:

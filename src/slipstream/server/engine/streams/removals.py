@@ -35,7 +35,7 @@ from slipstream.server.engine.ports import LogSnapshot, StreamLog, Walk, has_wil
 AT_ONCE = 512  # messages
 SLICE = 512  # messages of one subject in one group
 UNITS = 4  # of work (`engine.jobs`) for a message
-MAX_PENDING = 1024  # changes in the open group at which it waits for a commit: so do the acks of all others
+MAX_PENDING = 512  # changes in the open group at which it waits for a commit: so do the acks of all others
 
 Done = Callable[[int, Exception | None], None]  # how many messages were removed, or why not all
 
