@@ -1,4 +1,4 @@
-"""The base class of codecs: keys and values as a program has them become those that are stored, and back.
+"""The base class of codecs: encodes a program's keys and values for storage, and decodes them.
 
 A program's own codec is a subclass of `Codec`. Decoding is strict: stored data that a codec cannot have written raises
 a CodecError, never yields a wrong key or value. Buckets use all of it (`kv.with_codec`); messages have no keys, and

@@ -1,8 +1,8 @@
 """Spark data sources: streams as tables (`jetstream`), results as Key-Value views (`jetstream_kv`).
 
 Spark finds both formats by itself once the package is installed; nothing needs to be imported or registered.
-`into_bucket` and `into_stream` are for streaming queries in update mode; `session` starts Spark with what is easily
-forgotten.
+`into_bucket` and `into_stream` are for streaming queries in update mode; `session` starts Spark with settings that are
+easily forgotten.
 """
 
 from slipstream.spark.session import session

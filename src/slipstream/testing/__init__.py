@@ -3,8 +3,8 @@
     with TestServer() as server:
         client = connect_blocking(server.url)
 
-The server runs in a thread of its own, so that any client, in blocking or async code, in any test framework, can use
-it. Installing Slipstream registers the pytest fixtures of `slipstream.testing.plugin`; `ServerMixin` is for unittest.
+The server runs in its own thread, so that any client, in blocking or async code, in any test framework, can use it.
+Installing Slipstream registers the pytest fixtures of `slipstream.testing.plugin`; `ServerMixin` is for unittest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Encryption codec: values and key tokens become authenticated ciphertext, and back.
+"""Encryption codec: encrypts and authenticates values and key tokens.
 
 The server, its disks and other readers of the bucket see neither values nor the tokens of keys. The format is specified
 in `docs/design/kv-encryption.md`, for other programs, and uses standard primitives only: AES-256-GCM with a key derived
