@@ -61,6 +61,7 @@ EXTRA_EDGES = {
     "slipstream/cli/observe/console.py": {"console"},
     "slipstream/cli/pipeline.py": {"console"},  # run --console
     "slipstream/cli/observe/exporter.py": {METRICS},
+    "slipstream/cli/observe/monitoring.py": {METRICS},
     "slipstream/cli/kv/opening.py": {"slipstream.kv.codecs"},
     "slipstream/cli/kv/keyring_file.py": {"slipstream.kv.codecs"},
     "slipstream/cli/kv/encryption.py": {"slipstream.kv.codecs", "slipstream.kv._sync.rekey"},

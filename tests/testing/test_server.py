@@ -14,7 +14,7 @@ import nats
 import pytest
 
 from slipstream import StreamConfig, connect, connect_blocking
-from slipstream.errors import ApiError, MessageNotFoundError, RequestTimeoutError, StaleReadError
+from slipstream.errors import ApiError, MessageNotFoundError, RequestTimeoutError, StaleReadError, UsageError
 from slipstream.facade._sync.client import Client as BlockingClient
 from slipstream.server import Server
 from slipstream.testing import TestServer
@@ -172,6 +172,22 @@ def test_a_mirror_is_held_cut_and_released(slipstream_server: TestServer) -> Non
 
 
 # Time.
+
+
+@pytest.mark.parametrize("seconds", [1e300, -1, float("nan"), float("inf"), "5", None, timedelta(days=-1), 10**400])
+def test_times_that_cannot_be_advanced_are_usage_errors(slipstream_server_virtual: TestServer, seconds: Any) -> None:
+    before = slipstream_server_virtual.now
+    with pytest.raises(UsageError, match="seconds must be"):
+        slipstream_server_virtual.advance(seconds)
+    assert slipstream_server_virtual.now == before
+
+
+@pytest.mark.parametrize(("subject", "count"), [(5, 1), (None, 1), ("a b", 1), ("", 1), ("a", "2"), ("a", -1)])
+def test_waits_for_what_is_no_subject_are_usage_errors(slipstream_server: TestServer, subject: Any, count: Any) -> None:
+    with pytest.raises(UsageError, match=r"(subject|count) must be"):
+        slipstream_server.wait_for(subject, count)
+    with pytest.raises(UsageError, match=r"(subject|count) must be"):
+        asyncio.run(slipstream_server.wait_for_async(subject, count))
 
 
 def test_virtual_time_stands_still_until_it_is_advanced(slipstream_server_virtual: TestServer) -> None:

@@ -89,7 +89,11 @@ def seconds(span: Duration, what: str) -> float:
 
 
 def _seconds_of(span: float, what: str) -> float:
-    if isinstance(span, bool) or not isinstance(span, (int, float)) or not math.isfinite(span):
+    try:
+        is_number = not isinstance(span, bool) and isinstance(span, (int, float)) and math.isfinite(span)
+    except OverflowError:  # an int beyond all floats
+        is_number = False
+    if not is_number:
         raise UsageError(f"{what} must be {DURATION}, got {span!r}")
     return span
 

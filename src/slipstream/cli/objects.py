@@ -165,12 +165,15 @@ def _list(shell: Shell) -> None:
                 rows = [(each.bucket, each.description, show_size(each.size)) for each in statuses]
                 shell.out.table(("Bucket", "Description", "Size#"), rows, empty="no buckets")
             return
-        infos = list(js.object_store(shell.options.bucket).list())
+        unreadable: list[Exception] = []
+        infos = list(js.object_store(shell.options.bucket).list(malformed=unreadable.append))
     if shell.out.is_json:
         shell.out.json([info.to_dict() for info in infos])
     else:
         rows = [(info.name, show_size(info.size), show_time(info.mtime)) for info in infos]
         shell.out.table(("Name", "Size#", "Time"), rows, empty="no objects")
+    for error in unreadable:
+        shell.out.note(f"not listed: {error}")
 
 
 def _info(shell: Shell) -> None:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from slipstream import Client, Error, UsageError
+from slipstream.metrics.monitoring import report_request
 
 PING = "$SYS.REQ.ACCOUNT.PING."
 IDLE = 0.15  # seconds without another server's answer
@@ -41,7 +42,7 @@ async def read_monitor(url: str, path: str) -> dict[str, Any] | None:
     """A report of a monitoring address; None if it cannot be had."""
 
     def read() -> Any:
-        with urllib.request.urlopen(url + path, timeout=TIMEOUT) as answer:
+        with urllib.request.urlopen(report_request(url, path), timeout=TIMEOUT) as answer:
             body = answer.read(LARGEST + 1)
         return msgspec.json.decode(body) if len(body) <= LARGEST else None
 

@@ -22,9 +22,10 @@ from slipstream.errors import UsageError
 from slipstream.server import Server
 from slipstream.testing import seeding
 from slipstream.testing.recording import Recording, refuse_in_loop, result_of
-from slipstream.wire.arguments import check_seconds
+from slipstream.wire.arguments import check_integer, check_seconds
 
 TIMEOUT = 30.0
+MOST_ADVANCED = 100 * 365 * 86_400  # seconds: the times of messages end with the year 2262
 
 Result = TypeVar("Result")
 
@@ -134,7 +135,10 @@ class ServerControls:
 
     def advance(self, seconds: Duration) -> None:
         """Move a virtual clock, by a timedelta or by seconds; timers that become due on the way fire in order."""
-        self._run("advance", seconds=in_seconds(seconds, "seconds"))
+        amount = in_seconds(seconds, "seconds")
+        if not 0 <= amount <= MOST_ADVANCED:
+            raise UsageError(f"seconds must be between 0 and {MOST_ADVANCED:,} (100 years), got {seconds!r}")
+        self._run("advance", seconds=amount)
 
     # Faults.
 
@@ -231,12 +235,14 @@ class ServerControls:
         count. Raises AssertionError if they do not arrive in time."""
         refuse_in_loop("wait_for", "wait_for_async")
         timeout = check_seconds(timeout)
+        _check_wait(subject, count)
         done = result_of(self._until(self._has(subject, count), timeout), timeout)
         return self._found(done, subject, count, timeout, self.stored(subject))
 
     async def wait_for_async(self, subject: str, count: int = 1, *, timeout: Duration = 5.0) -> list[StoredMessage]:
         """As `wait_for`, for asyncio."""
         timeout = check_seconds(timeout)
+        _check_wait(subject, count)
         done = await asyncio.wrap_future(self._until(self._has(subject, count), timeout))
         stored = await asyncio.wrap_future(self._submit(self._stored(subject)))
         return self._found(done, subject, count, timeout, stored)
@@ -343,3 +349,9 @@ class ServerControls:
             work.close()
             raise UsageError("the server is not running")
         return asyncio.run_coroutine_threadsafe(work, loop)
+
+
+def _check_wait(subject: str, count: int) -> None:
+    if not isinstance(subject, str) or subject.split() != [subject]:
+        raise UsageError(f"subject must be a subject or a filter such as 'orders.*', got {subject!r}")
+    check_integer(count, "count")

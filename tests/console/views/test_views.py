@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -313,6 +314,62 @@ def test_monitoring_address_that_is_no_nats_server_breaks_no_view(answer: bytes)
             sample = json.loads(line[6:])
             assert "error" in sample or sample["servers"]
         listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_monitoring_address_with_a_password_is_asked_with_it() -> None:
+    heads: list[bytes] = []
+    body = b'{"server_id": "x", "server_name": "behind a proxy"}'
+    with socket.create_server(("127.0.0.1", 0)) as listener, Server() as server:
+
+        def speak() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection, suppress(OSError):
+                        heads.append(connection.recv(65536))
+                        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+
+        threading.Thread(target=speak, daemon=True).start()
+        monitor = f"http://u%40x:p%3Aw@127.0.0.1:{listener.getsockname()[1]}"
+        with (
+            opened(server.url, monitors=[check_monitor(monitor)]) as browser,
+            browser.stream("GET", "/api/live", timeout=10) as live,
+        ):
+            line = next(line for line in live.iter_lines() if line.startswith("data: "))
+        assert "behind a proxy" in {one["name"] for one in json.loads(line[6:])["servers"]}
+        assert "away" not in line
+        # u@x and p:w
+        assert all(b"Authorization: Basic dUB4OnA6dw==\r\n" in head for head in heads)
+        assert all(b"u%40x" not in head for head in heads)
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_page_of_large_messages_keeps_only_what_it_shows(url: str, js: slipstream.BlockingJetStream) -> None:
+    js.create_stream("LARGE", subjects=["large"])
+    for _ in range(40):
+        js.publish("large", b"x" * 1_000_000)
+    with opened(url) as browser:
+        browser.get("/api/streams/LARGE/messages")  # what is made once
+        tracemalloc.start()
+        try:
+            page = browser.get("/api/streams/LARGE/messages")
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert [one["size"] for one in page.json()["messages"]] == [1_000_000] * 40
+        assert peak < 30_000_000, peak
+
+
+def test_malformed_object_record_does_not_hide_the_others(url: str, js: slipstream.BlockingJetStream) -> None:
+    store = js.create_object_store("torn")
+    store.put("good", b"1")
+    js.publish("$O.torn.M.YmFk", b"{not json")
+    store.put("better", b"2")
+    with opened(url) as browser:
+        found = browser.get("/api/objects/torn").json()
+    assert [one["name"] for one in found["objects"]] == ["better", "good"]
+    assert len(found["unreadable"]) == 1
+    assert "malformed object record at sequence" in found["unreadable"][0]
 
 
 def test_password_of_a_monitoring_address_is_not_shown() -> None:

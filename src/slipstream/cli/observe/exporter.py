@@ -24,6 +24,7 @@ from slipstream.cli import values
 from slipstream.cli.common import Commands, Shell
 from slipstream.errors import Error, UsageError
 from slipstream.metrics.exposition import CONTENT_TYPE, Exposition, label_set
+from slipstream.metrics.monitoring import report_request
 from slipstream.metrics.server import (
     FAMILIES,
     add_account,
@@ -100,7 +101,7 @@ class MonitorSource:
         """Each request has its own connection."""
 
     def _read(self, path: str, timeout: float) -> dict[str, Any]:
-        with urllib.request.urlopen(self._url + path, timeout=timeout) as answer:
+        with urllib.request.urlopen(report_request(self._url, path), timeout=timeout) as answer:
             body = answer.read(LARGEST + 1)
         if len(body) > LARGEST:
             raise ValueError(f"the response to {path} exceeds {LARGEST} bytes")

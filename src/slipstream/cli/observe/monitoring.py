@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from slipstream.cli.common import Parser
 from slipstream.errors import ConnectionLostError, RemoteProtocolError, UsageError
+from slipstream.metrics.monitoring import report_request, shown_address
 
 LARGEST = 64 * 1024 * 1024  # bytes of a report
 
@@ -24,14 +25,14 @@ def add_monitor(parser: Parser) -> None:
 def fetch(address: str, report: str, timeout: float) -> dict[str, Any]:
     """A report of the server at this address."""
     if urlsplit(address).scheme not in ("http", "https"):
-        raise UsageError(f"--monitor must be a URL like http://127.0.0.1:8222, got {address!r}")
+        raise UsageError(f"--monitor must be a URL like http://127.0.0.1:8222, got {shown_address(address)!r}")
     try:
-        with urllib.request.urlopen(f"{address.rstrip('/')}/{report}", timeout=timeout) as answer:
+        with urllib.request.urlopen(report_request(address, f"/{report}"), timeout=timeout) as answer:
             found = json.loads(answer.read(LARGEST))
     except (OSError, urllib.error.URLError) as error:
-        raise ConnectionLostError(f"{address}: {getattr(error, 'reason', error)}") from error
+        raise ConnectionLostError(f"{shown_address(address)}: {getattr(error, 'reason', error)}") from error
     except ValueError as error:
-        raise RemoteProtocolError(f"{address}/{report} is not a report of a NATS server") from error
+        raise RemoteProtocolError(f"{shown_address(address)}/{report} is not a report of a NATS server") from error
     if not isinstance(found, dict):
-        raise RemoteProtocolError(f"{address}/{report} is not a report of a NATS server")
+        raise RemoteProtocolError(f"{shown_address(address)}/{report} is not a report of a NATS server")
     return found

@@ -64,7 +64,7 @@ export async function objects(view, [name], about) {
     request.setRequestHeader("Content-Type", "application/octet-stream");
     request.send(chosen);
   };
-  view.replaceChildren(title(name, [["Objects", "#/objects"]], found.sealed ? badge("sealed") : ""), h("p", {class: "dim"}, `${bytes(found.bytes)} stored${found.more ? " · the first 1,000 objects" : ""}`),
+  view.replaceChildren(title(name, [["Objects", "#/objects"]], found.sealed ? badge("sealed") : ""), h("p", {class: "dim"}, `${bytes(found.bytes)} stored${found.more ? " · the first 1,000 objects" : ""}`), found.unreadable.length ? h("p", {class: "bad"}, `Not listed: ${found.unreadable.join("; ")}`) : "",
     about.write && !found.sealed ? h("div", {class: "row"}, file, h("button", {onclick: upload}, "Upload"), progress, note) : "",
     h("div", {class: "split wide"}, panel("", table(["Name", "Size#", "Changed", ""], found.objects.map((one) => [h("button", {class: "link", onclick: () => preview(one)}, one.name), bytes(one.size), when(one.mtime), download(one)]), empty("No objects.", "slipstream object put BUCKET FILE stores one."))), side));
 }

@@ -45,7 +45,7 @@ async def _messages(state: ConsoleState, request: Request) -> Any:
         found = await after(stream, whole(query["after"], "after"), subject, least=last)
     else:
         found = await before(stream, last + 1, subject, first=first, least=last)
-    return {"first": first, "last": last, "count": found_state.messages, "messages": [shown(one) for one in found],
+    return {"first": first, "last": last, "count": found_state.messages, "messages": found,
             "page": PAGE}  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from slipstream.console.state import ConsoleState
 from slipstream.console.web import BYTES, Endpoint, Problem
 
 MOST_OBJECTS = 1_000
+MOST_UNREADABLE = 20
 PREVIEW = 64 * 1024
 HEX = 4096
 LARGEST_PICTURE = 8 * 1024 * 1024
@@ -36,7 +37,8 @@ async def _stores(state: ConsoleState, _: Request) -> Any:
 async def _objects(state: ConsoleState, request: Request) -> Any:
     store = await state.js.object_store(request.path_params["bucket"])
     found: list[dict[str, Any]] = []
-    async for one in store.list():
+    unreadable: list[str] = []
+    async for one in store.list(malformed=lambda error: unreadable.append(str(error))):
         if len(found) >= MOST_OBJECTS:
             break
         found.append({"name": one.name, "size": one.size, "chunks": one.chunks, "digest": one.digest,
@@ -44,7 +46,7 @@ async def _objects(state: ConsoleState, request: Request) -> Any:
                       "link": bool(one.link)})  # fmt: skip
     status = await store.status()
     return {"objects": sorted(found, key=lambda one: str(one["name"])), "more": len(found) >= MOST_OBJECTS,
-            "bytes": status.size, "sealed": status.sealed}  # fmt: skip
+            "unreadable": unreadable[:MOST_UNREADABLE], "bytes": status.size, "sealed": status.sealed}  # fmt: skip
 
 
 async def _start(state: ConsoleState, request: Request, most: int) -> tuple[Any, bytes]:

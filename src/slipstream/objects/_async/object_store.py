@@ -21,6 +21,7 @@ from slipstream.errors import (
     MessageNotFoundError,
     ObjectExistsError,
     ObjectNotFoundError,
+    RemoteProtocolError,
     RequestTimeoutError,
     StreamNotFoundError,
     UsageError,
@@ -286,14 +287,28 @@ class ObjectStore:
         return reader.info
 
     async def list(
-        self, *, show_deleted: bool = False, min_last_seq: int = 0, timeout: Duration | None = None
+        self,
+        *,
+        show_deleted: bool = False,
+        malformed: Callable[[RemoteProtocolError], object] | None = None,
+        min_last_seq: int = 0,
+        timeout: Duration | None = None,
     ) -> AsyncIterator[ObjectInfo]:
-        """Every object of the bucket, in the order of their last change."""
+        """Every object of the bucket, in the order of their last change.
+
+        A record that cannot be read raises RemoteProtocolError; or that is passed to `malformed`, and the list goes on.
+        """
         timeout = check_timeout(timeout)
         chunks = self._stream.read_chunks(subject=self._subjects.records, min_last_seq=min_last_seq, timeout=timeout)
         async for chunk in chunks:
             for found in chunk:
-                info = read_record(found.data, seq=found.seq, time=found.time)
+                try:
+                    info = read_record(found.data, seq=found.seq, time=found.time)
+                except RemoteProtocolError as error:
+                    if malformed is None:
+                        raise
+                    malformed(error)
+                    continue
                 if show_deleted or not info.deleted:
                     yield info
 
