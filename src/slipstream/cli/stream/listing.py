@@ -226,11 +226,15 @@ def _state_facts(info: StreamInfo) -> list[tuple[str, object]]:
     state = info.state
     return [
         ("Messages", f"{state.messages:,}"), ("Bytes", show_size(state.bytes)),
-        ("First sequence", f"{state.first_seq:,} at {show_time(state.first_ts)}"),
-        ("Last sequence", f"{state.last_seq:,} at {show_time(state.last_ts)}"),
+        ("First sequence", _sequence(state.first_seq, state.first_ts)),
+        ("Last sequence", _sequence(state.last_seq, state.last_ts)),
         ("Deleted", f"{state.num_deleted:,}" if state.num_deleted else None),
         ("Subjects held", f"{state.num_subjects:,}"), ("Consumers", state.consumer_count),
     ]  # fmt: skip
+
+
+def _sequence(seq: int, when: int) -> str:
+    return f"{seq:,} at {show_time(when)}" if when > 0 else f"{seq:,}"  # a stream that never had a message has no time
 
 
 def _gaps(shell: Shell) -> None:
