@@ -30,6 +30,7 @@ from slipstream.spark.pipelines.model import (
 )
 from slipstream.spark.pipelines.toml_positions import TomlPosition
 from slipstream.spark.sink.foreach_batch import into_bucket, into_stream
+from slipstream.spark.sink.merge import into_table
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -76,7 +77,7 @@ def plan_queries(
     undecoded = create_views(spark, pipeline, connection, read, snapshots=snapshots)
     plans = []
     for output in pipeline.outputs:
-        if output.kind in ("files", "table"):
+        if output.kind in ("files", "table") and not output.key:
             with errors_at(pipeline, output.position, f"output {output.name!r}"):
                 check_format(spark, output.format)
         plans.append(QueryPlan(output.name, output, partial(output_writer, spark, pipeline, output, connection)))
@@ -130,6 +131,9 @@ def output_writer(
         return _bucket_writer(frame, output, sink_settings(pipeline, output, connection))
     if output.kind == "stream":
         return _stream_writer(frame, output, sink_settings(pipeline, output, connection))
+    if output.key:
+        merge = into_table(output.target, output.key, deleted=output.deleted)
+        return counted(frame).writeStream.outputMode(output.mode).foreachBatch(merge)
     writer = counted(frame).writeStream.outputMode(output.mode).format(output.format)
     return writer.partitionBy(*output.partition_by) if output.partition_by else writer
 

@@ -30,7 +30,7 @@ def _start_writer(
     writer: DataStreamWriter, pipeline: Pipeline, state: StateFolder, output: Output | None
 ) -> StreamingQuery:
     path = state.output_path(output) if output is not None else None
-    if output is not None and output.kind == "table":
+    if output is not None and output.kind == "table" and not output.key:
         # Spark's own catalog is in memory and forgets the table, but the folder stays: with the path set, the table
         # is created again over the files of earlier runs.
         if path is not None and pipeline.conf.get(_CATALOG_KIND, "in-memory") == "in-memory":

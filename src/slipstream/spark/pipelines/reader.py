@@ -65,7 +65,7 @@ _OUTPUT_KEYS = {  # kind of output -> the keys that only some kinds have
     "bucket": ("key", "key_codec", "value", "deleted", "only_changed"),
     "stream": ("subject", "value"),
     "files": ("format", "partition_by"),
-    "table": ("format", "partition_by"),
+    "table": ("format", "partition_by", "key", "deleted"),
 }
 
 
@@ -629,6 +629,7 @@ class _Reader:
         if len(kinds) != 1 and not table.is_bad(*_TARGETS):
             table.report("", f"[outputs.{name}] needs exactly one of bucket, stream, path and table, got {len(kinds)}")
         kind = kinds[0] if kinds else "bucket"
+        is_upsert = kind == "bucket" or (kind == "table" and table.has("key"))
         if not _NAME.fullmatch(name.replace("-", "_")):
             table.report("", f"an output's name must consist of letters, digits, '_' and '-', got {name!r}")
         found = Output(
@@ -637,7 +638,7 @@ class _Reader:
             view=view,
             kind=kind,
             target=targets[kind],
-            mode=table.choice("mode", MODES, "update" if kind == "bucket" else "append"),
+            mode=table.choice("mode", MODES, "update" if is_upsert else "append"),
             format=table.text("format", "parquet"),
             key=table.texts("key"),
             key_codec=table.choice("key_codec", KEY_CODECS, "none"),
@@ -666,6 +667,15 @@ class _Reader:
                 table.report("", f"[outputs.{output.name}] needs subject: an SQL expression, such as \"'alerts.new'\"")
             if output.mode == "complete":
                 table.report("mode", "mode must be 'append' or 'update' for a stream, got 'complete'")
+        if output.kind == "table" and output.key:
+            for key in ("format", "partition_by"):
+                if table.has(key):
+                    table.report(key, f"{key} does not apply to a table with a key, which must exist")
+            if output.mode == "complete":
+                table.report("mode", "mode must be 'update' or 'append' for a table with a key, got 'complete'")
+            return
+        if output.kind == "table" and output.deleted:
+            table.report("deleted", "deleted needs key: the columns by which a row of the table is found")
         if output.kind in ("files", "table") and output.mode != "append" and not table.is_bad("mode"):
             table.report("mode", f"mode must be 'append' for files and tables, got {output.mode!r}")
 

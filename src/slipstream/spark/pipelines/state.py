@@ -135,11 +135,11 @@ class StateFolder:
     def output_path(self, output: Output) -> str | Path | None:
         """The folder of an output's files: relative to the pipeline file, or a URL; for a table, in the warehouse.
 
-        None for outputs that are not folders, and for tables of another catalog.
+        None for outputs that are not folders, for tables that rows are merged into, and for tables of another catalog.
         """
         if output.kind == "files":
             return _local(output.target, self.base)
-        found = _TABLE.fullmatch(output.target) if output.kind == "table" else None
+        found = _TABLE.fullmatch(output.target) if output.kind == "table" and not output.key else None
         if found is None or _SESSION_CATALOG in self._pipeline.conf:
             return None
         name, warehouse = found[1].lower(), self.warehouse  # Spark stores names in lower case

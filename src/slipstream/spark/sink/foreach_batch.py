@@ -56,7 +56,7 @@ def write_to_bucket(rows: DataFrame, options: Mapping[str, str]) -> int:
     from slipstream.spark.sink.kv import key_value_task  # pyspark: not where a pipeline's file is merely read
 
     task = key_value_task(options, rows.schema)
-    return _run(rows, lambda batches: task.run(batches).rows)
+    return _run(rows, task.run)
 
 
 def write_to_stream(rows: DataFrame, options: Mapping[str, str]) -> int:
@@ -64,17 +64,29 @@ def write_to_stream(rows: DataFrame, options: Mapping[str, str]) -> int:
     from slipstream.spark.sink.stream import StreamBatchWriter, stream_task
 
     writer = StreamBatchWriter(stream_task(options, rows.schema))
-    return _run(rows, lambda batches: writer.write(batches).rows)
+    return _run(rows, writer.write)
 
 
-def _run(rows: DataFrame, work: Callable[[Iterator[pa.RecordBatch]], int]) -> int:
-    """Run a task over each partition. `rows.write` would start two Python processes for each micro-batch to plan it, a
-    third of the batch's time."""
+def _run(rows: DataFrame, work: Callable[[Iterator[pa.RecordBatch]], object]) -> int:
+    """Run a task over each partition; returns the number of rows, rejected ones and those of a repeated task included.
+    `rows.write` would start two Python processes for each micro-batch to plan it, a third of the batch's time."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as arrow
 
-        yield arrow.RecordBatch.from_pydict({COUNT: arrow.array([work(batches)], arrow.int64())})
+        count = 0
+
+        def counted() -> Iterator[pa.RecordBatch]:
+            nonlocal count
+            for batch in batches:
+                count += batch.num_rows
+                yield batch
+
+        source = counted()
+        work(source)
+        for _ in source:  # of a task that was done before
+            pass
+        yield arrow.RecordBatch.from_pydict({COUNT: arrow.array([count], arrow.int64())})
 
     return sum(row[0] for row in rows.mapInArrow(run, f"{COUNT} BIGINT").collect())
 

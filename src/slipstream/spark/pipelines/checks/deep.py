@@ -21,6 +21,7 @@ from slipstream.spark.pipelines.checks.columns import BUCKET_COLUMNS, STREAM_COL
 from slipstream.spark.pipelines.checks.spark_errors import explain, with_function
 from slipstream.spark.pipelines.model import Mistake, Output, Pipeline, Source, Step
 from slipstream.spark.pipelines.sql_tables import tables_in
+from slipstream.spark.sink.merge import check_merge
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -130,7 +131,7 @@ class _Check:
         if output.kind == "stream":
             with self._at(*path, "subject", what=what, sql=output.subject):
                 frame.selectExpr(f"CAST(({output.subject}\n) AS STRING)")
-        elif output.kind in ("files", "table"):
+        elif output.kind in ("files", "table") and not output.key:
             with self._at(*path, "format", what=what):
                 build.check_format(self._spark, output.format)
         if len(self._mistakes) > before:
@@ -138,6 +139,9 @@ class _Check:
         with self._at(*path, "from", what=what):
             rows = build.output_rows(frame, output) if output.kind in ("bucket", "stream") else frame
             self._check_rows(output, rows)
+        if output.kind == "table" and output.key and len(self._mistakes) == before:
+            with self._at(*path, "table", what=what):
+                check_merge(frame, output.target, output.key, deleted=output.deleted)
         if self._is_unmarked:
             return  # whether a mode is possible depends on the watermark that is missing
         with self._at(*path, "mode", what=what):
@@ -154,14 +158,14 @@ class _Check:
 
     def _check_rows(self, output: Output, rows: DataFrame) -> None:
         """Raise UsageError for columns that the target cannot store."""
-        if output.kind == "bucket" and output.deleted:
-            kind = rows.schema["deleted"].dataType.simpleString()
+        if output.deleted:
+            kind = rows.schema["deleted" if output.kind == "bucket" else output.deleted].dataType.simpleString()
             if kind != "boolean":
                 raise UsageError(f"deleted must be a BOOLEAN column, got {output.deleted!r}, a {kind.upper()}")
         names = [name.lower() for name in rows.columns]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise UsageError(f"column {twice[0]!r} is there twice: name one of them with AS")
-        if output.kind in ("files", "table") and output.format in ("csv", "text"):
+        if output.kind in ("files", "table") and not output.key and output.format in ("csv", "text"):
             for field in rows.schema.fields:
                 kind = field.dataType.typeName()
                 if kind in ("struct", "array", "map", "variant") or (output.format == "text" and kind != "string"):
