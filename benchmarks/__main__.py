@@ -1,6 +1,7 @@
-"""Every benchmark, one table: `python -m benchmarks [wire core jetstream workers reads kv server spark]`.
+"""Every benchmark, one table: `python -m benchmarks [wire core jetstream workers reads kv server spark forms]`.
 
-Only ratios count; the rates themselves differ from machine to machine. A ratio below its target is marked, and
+`forms` is CPU per operation of the pure and the compiled form, nats-server, nats-py and the C client, where they are
+there. Only ratios count; the rates themselves differ from machine to machine. A ratio below its target is marked, and
 the run ends with 1 only if a benchmark itself failed.
 """
 
@@ -15,7 +16,7 @@ import traceback
 
 from benchmarks.report import Row, table
 
-SECTIONS = ("wire", "core", "jetstream", "workers", "reads", "kv", "server", "spark")
+SECTIONS = ("wire", "core", "jetstream", "workers", "reads", "kv", "server", "spark", "forms")
 
 
 def main(sections: list[str]) -> int:
@@ -31,6 +32,9 @@ def main(sections: list[str]) -> int:
     for name in sections or SECTIONS:
         begin = time.monotonic()
         try:
+            if name == "forms":
+                print(f"\n{forms()}", flush=True)
+                continue
             rows: list[Row] = importlib.import_module(f"benchmarks.{name}").run()
         except Exception:  # the other sections are still worth having
             failed += 1
@@ -39,6 +43,19 @@ def main(sections: list[str]) -> int:
             continue
         print(f"\n{name} ({time.monotonic() - begin:.0f} s)\n{table(rows)}", flush=True)
     return 1 if failed else 0
+
+
+def forms() -> str:
+    """The tables of `benchmarks.forms`; where there is no C compiler, a line that says so."""
+    from benchmarks import forms as work
+    from tools import native
+
+    try:
+        native.compiler()
+    except native.NoCompilerError as error:
+        return f"forms: left out, {error}"
+    results = work.run(list(work.PEERS), work.ROUNDS)
+    return "\n\n".join(work.table(results, section) for section in work.PEERS)
 
 
 if __name__ == "__main__":

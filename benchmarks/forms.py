@@ -1,8 +1,11 @@
-"""The two forms of the package beside each other: microseconds of CPU for one operation, pure and compiled.
+"""The two forms of the package beside each other and their peers: microseconds of CPU for one operation.
 
-CPU time and not the clock: it says nearly the same on a busy machine. A server's is that of its process, loaded by
+CPU time and not the clock: it depends less on what else the machine does. A server's is that of its process, loaded by
 precomputed frames (`benchmarks.server`), beside nats-server's on the same frames; a client's is that of its process, on
-a nats-server. Each measurement is the median of `ROUNDS`, the forms in turn. Needs Linux (/proc).
+a nats-server, beside nats-py's (with uvloop) and the C client's (`peer.c`, where Debian's libnats-dev is there). Each
+measurement is the median of `ROUNDS`, the forms in turn. Needs Linux (/proc).
+
+`--write` keeps the results in `forms.json`; the tables of docs/benchmarks.md are made from that file.
 """
 
 from __future__ import annotations
@@ -10,7 +13,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
+import json
 import os
+import platform
 import shutil
 import socket
 import statistics
@@ -21,6 +27,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -33,6 +40,10 @@ MESSAGES = 100_000
 IN_FLIGHT = 64
 PAYLOAD = b"x" * 128
 ROOT = Path(__file__).resolve().parent.parent
+
+RESULTS = Path(__file__).with_name("forms.json")
+PAGE = ROOT / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- forms -->", "<!-- /forms -->"
 
 Costs = dict[str, float]  # work -> microseconds of CPU
 
@@ -151,7 +162,7 @@ async def client_costs(url: str) -> Costs:
             await process.wait()
 
         async def keys() -> None:
-            kv = await js.key_value("forms")
+            kv = await js.key_value("bench")
             for _ in range(5):
                 assert len(await kv.keys()) == 10_000
 
@@ -176,12 +187,15 @@ async def client_costs(url: str) -> Costs:
     return costs
 
 
-async def fill(url: str) -> None:
+async def fill(url: str, messages: int) -> None:
     """The stream and the bucket that are read."""
     async with slipstream.connect(url) as nc:
         js = nc.jetstream(timeout=60)
         await js.create_stream("BENCH", subjects=["bench.*"])
-        kv = await js.create_key_value("forms")
+        async with js.publisher(timeout=60) as publisher:
+            for n in range(messages):
+                await publisher.publish(f"bench.{n % 1000}", PAYLOAD)
+        kv = await js.create_key_value("bench")
         async with kv.writer() as writer:
             for n in range(10_000):
                 await writer.put(f"key.{n}", PAYLOAD)
@@ -198,6 +212,98 @@ def flood(url: str) -> None:
         sock.sendall(b"PING\r\n")
         while b"PONG" not in sock.recv(1 << 16):
             pass
+
+
+# The other clients, each in a process of its own.
+
+C_WORKS = {
+    "publish": ("core publish", MESSAGES),
+    "subscribe": ("core subscriber", MESSAGES),
+    "publish_acked": ("publish acked, 4,000 in flight", MESSAGES),
+    "batched": ("batched Direct Get (columns)", MESSAGES),
+    "pull": ("pull, each acked", MESSAGES),
+    "ordered": ("ordered consumer", MESSAGES),
+    "keys": ("KV keys", 50_000),
+}
+
+
+@functools.cache
+def c_client() -> Path | None:
+    """The program in peer.c; None where it cannot be built."""
+    source, program = Path(__file__).with_name("peer.c"), ROOT / "build" / "peer"
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        return None
+    if not program.exists() or program.stat().st_mtime < source.stat().st_mtime:
+        program.parent.mkdir(exist_ok=True)
+        flags = os.environ.get("LIBNATS", "").split()  # for a libnats elsewhere: -I… -L… -Wl,-rpath,…
+        done = subprocess.run(
+            [compiler, "-O2", str(source), "-o", str(program), *flags, "-lnats"], capture_output=True, check=False
+        )
+        if done.returncode:
+            return None
+    return program
+
+
+def c_costs(program: Path, url: str) -> Costs:
+    """What the C client uses, with its reading thread."""
+    costs: Costs = {}
+    for work, (name, count) in C_WORKS.items():
+        command = [str(program), work, url, str(count)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            if work == "subscribe":
+                process.stdout.readline()  # ready
+                flood(url)
+            costs[f"client, {name}"] = float(process.stdout.readline().split()[1])
+    return costs
+
+
+async def peer_costs(url: str) -> Costs:
+    """What nats-py uses."""
+    import nats
+    from nats.aio.msg import Msg
+
+    from benchmarks import jetstream, kv
+
+    costs: Costs = {}
+    nc = await nats.connect(url)
+    seen = asyncio.Event()
+    count = 0
+
+    async def callback(_: Msg) -> None:
+        nonlocal count
+        count += 1
+        if count == MESSAGES:
+            seen.set()
+
+    async def publish() -> None:
+        for _ in range(MESSAGES):
+            await nc.publish("core.a", PAYLOAD)
+        await nc.flush(60)
+
+    async def subscribe() -> None:
+        await nc.subscribe("flood.a", cb=callback, pending_msgs_limit=-1, pending_bytes_limit=-1)
+        await nc.flush(60)
+        process = await asyncio.create_subprocess_exec(sys.executable, "-m", "benchmarks.forms", "flood", url)
+        await seen.wait()
+        await process.wait()
+
+    works: tuple[tuple[str, int, Awaitable[object]], ...] = (
+        ("core publish", MESSAGES, publish()),
+        ("core subscriber", MESSAGES, subscribe()),
+        ("publish acked, 4,000 in flight", jetstream.PEER_MESSAGES, jetstream.publish_peer(url)),
+        ("pull, each acked", jetstream.PEER_MESSAGES, jetstream.pull_peer(url)),
+        ("ordered consumer", jetstream.PEER_MESSAGES, jetstream.ordered_peer(url)),
+        ("single Direct Get by subject, 64 in flight", jetstream.GETS, jetstream.gets_peer(url)),
+        ("KV keys", kv.KEYS * kv.REPEATS, kv.keys_peer(url)),
+    )
+    for name, number, work in works:
+        begin = time.process_time()
+        await work
+        costs[f"client, {name}"] = (time.process_time() - begin) / number * 1e6
+    await nc.close()
+    return costs
 
 
 # The servers, each in a process of its own.
@@ -288,10 +394,10 @@ def median(rounds: list[Costs]) -> Costs:
     return {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
 
 
-def run(sections: list[str], rounds: int) -> str:
-    """Measure, and make the table."""
+def run(sections: list[str], rounds: int) -> dict[str, Costs]:
+    """Measure; the result has a column for each form and peer."""
     forms = {"pure": {"SLIPSTREAM_PURE": "1"}, "compiled": {"PYTHONPATH": compiled()}}
-    found: dict[str, list[Costs]] = {"nats-server": [], **{form: [] for form in forms}}
+    found: dict[str, list[Costs]] = {}
     for _ in range(rounds):
         for form, environment in forms.items():
             costs: Costs = {}
@@ -300,20 +406,77 @@ def run(sections: list[str], rounds: int) -> str:
             if "server" in sections:
                 costs |= server_costs(ours, environment)
             if "client" in sections:
-                port = server.free_port()
-                with tempfile.TemporaryDirectory() as path, running(theirs(port, path), {}, port):
-                    costs |= in_process(environment, "client", f"nats://127.0.0.1:{port}")
-            found[form].append(costs)
+                with filled() as url:
+                    costs |= in_process(environment, "client", url)
+            found.setdefault(form, []).append(costs)
         if "server" in sections:
-            found["nats-server"].append(server_costs(theirs, {}))
-    table = {name: median(rows) for name, rows in found.items() if rows}
-    lines = [f"{'µs of CPU':<62} {'nats-server':>12} {'pure':>8} {'compiled':>9} {'ratio':>7}"]
-    for name, pure in table["pure"].items():
-        peer = table.get("nats-server", {}).get(name)
-        native = table["compiled"][name]
-        shown = f"{peer:.2f}" if peer is not None else "-"
-        lines.append(f"{name:<62} {shown:>12} {pure:>8.2f} {native:>9.2f} {pure / native:>6.2f}x")
+            found.setdefault("nats-server", []).append(server_costs(theirs, {}))
+        if "client" in sections:
+            with filled() as url:
+                if (program := c_client()) is not None:
+                    found.setdefault("C client", []).append(c_costs(program, url))
+            with filled(MESSAGES) as url:
+                found.setdefault("nats-py", []).append(in_process(forms["pure"], "peer", url))
+    return {name: median(rows) for name, rows in found.items()}
+
+
+@contextlib.contextmanager
+def filled(messages: int = 0) -> Iterator[str]:
+    """A nats-server with the stream and the bucket that clients read; its URL."""
+    port = server.free_port()
+    with tempfile.TemporaryDirectory() as path, running(theirs(port, path), {}, port):
+        url = f"nats://127.0.0.1:{port}"
+        asyncio.run(fill(url, messages))
+        yield url
+
+
+PEERS = {"wire": (), "server": ("nats-server",), "client": ("C client", "nats-py")}
+
+
+def table(results: dict[str, Costs], section: str) -> str:
+    """A section of the results in Markdown: µs of CPU, and how much the compiled form saves."""
+    columns = [*(peer for peer in PEERS[section] if peer in results), "pure", "compiled"]
+    lines = [
+        f"| {section}, µs of CPU | {' | '.join(columns)} | compiled, against pure |",
+        f"|{'---|' * (len(columns) + 2)}",
+    ]
+    for work in results["pure"]:
+        if work.startswith(f"{section}, "):
+            shown = [f"{results[name][work]:.2f}" if work in results[name] else "-" for name in columns]
+            ratio = results["pure"][work] / results["compiled"][work]
+            lines.append(f"| {work.partition(', ')[2]} | {' | '.join(shown)} | {ratio:.1f}x |")
     return "\n".join(lines)
+
+
+def page(kept: dict[str, Any]) -> str:
+    """The part of docs/benchmarks.md that is made from `forms.json`."""
+    results = kept["results"]
+    tables = [
+        table(results, section) for section in PEERS if any(work.startswith(f"{section}, ") for work in results["pure"])
+    ]
+    return "\n\n".join((BEGIN, kept["conditions"], *tables, END))
+
+
+def rewritten(text: str, part: str) -> str:
+    """The page with another part."""
+    before, _, rest = text.partition(BEGIN)
+    return before + part + rest.partition(END)[2]
+
+
+def write(results: dict[str, Costs], rounds: int) -> None:
+    """Keep the results, and put them into the documentation."""
+    known = json.loads(RESULTS.read_text("utf-8"))["results"] if RESULTS.exists() else {}
+    for name, costs in results.items():
+        known[name] = known.get(name, {}) | {work: round(cost, 3) for work, cost in costs.items()}
+    machine = f"{os.cpu_count()} cores ({platform.machine()}, Python {platform.python_version()})"
+    conditions = (
+        f"`python -m benchmarks.forms --write` on {machine}, {time.strftime('%Y-%m-%d')}, load average "
+        f"{os.getloadavg()[1]:.0f};\nmedians of {rounds} rounds, the forms in turn, 128-byte messages. Our server "
+        "syncs before it acknowledges, nats-server does not."
+    )
+    kept = {"conditions": conditions, "results": known}
+    RESULTS.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+    PAGE.write_text(rewritten(PAGE.read_text("utf-8"), page(kept)), "utf-8")
 
 
 def main() -> None:
@@ -321,18 +484,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="CPU per operation, pure and compiled.")
     parser.add_argument("work", nargs="*", default=["wire", "server", "client"])
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--write", action="store_true", help="keep the results in forms.json and docs/benchmarks.md")
     arguments = parser.parse_args()
     match arguments.work:
         case ["flood", url]:
             flood(url)
         case ["client", url]:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(fill(url))
                 show(runner.run(client_costs(url)))
+        case ["peer", url]:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                show(runner.run(peer_costs(url)))
         case ["wire"] if not sys.stdout.isatty():
             show(wire_costs())
         case sections:
-            print(run(sections, arguments.rounds))
+            results = run(sections, arguments.rounds)
+            for section in sections:
+                print(table(results, section), end="\n\n")
+            if arguments.write:
+                write(results, arguments.rounds)
 
 
 def show(costs: Costs) -> None:

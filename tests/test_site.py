@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
@@ -9,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import slipstream
+from benchmarks import forms
 from slipstream.cli.commands import build_parser
 from tools import site_hooks
 
@@ -36,6 +38,19 @@ def test_the_chart_has_every_ratio_of_the_benchmarks_those_below_1_too() -> None
     assert svg.count("<rect ") == len(rows)
     assert svg.count('class="less"') == sum(row.value < 1 for row in rows)
     assert all(f">{row.value:g}x</text>" in svg for row in rows)
+
+
+def test_the_tables_of_the_two_forms_are_those_of_the_results_file() -> None:
+    text = site_hooks.BENCHMARKS.read_text("utf-8")
+    kept = json.loads(forms.RESULTS.read_text("utf-8"))
+    assert forms.rewritten(text, forms.page(kept)) == text
+    works = kept["results"]["pure"].keys()
+    assert works == kept["results"]["compiled"].keys()
+    assert all(text.count(f"| {work.partition(', ')[2]} |") >= 1 for work in works)
+    kept["results"]["compiled"] = dict.fromkeys(works, 1234.5)
+    changed = forms.rewritten(text, forms.page(kept))
+    assert changed.count("1234.50") == len(works)
+    assert forms.rewritten(changed, forms.page(json.loads(forms.RESULTS.read_text("utf-8")))) == text
 
 
 def test_every_made_part_of_a_page_is_known() -> None:

@@ -40,7 +40,7 @@ SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))
 # What is compiled: the code that runs for each message. Left out are configurations and what Spark pickles (a native
 # class cannot be), coroutines (as quick interpreted), code that runs once per connection or API request, and what takes
 # the arguments of programs: those may be anything, and compiled code raises a TypeError before they are looked at.
-# store/lmdb hands memoryviews where its types say bytes, which compiled code rejects.
+# Of store/lmdb also what runs once per group (the store and its environment), and what reads damaged files.
 PATTERNS = (
     "wire/{encode,events,frame_runs,parser,router,subject_set,subjects}.py",
     "client/{mailbox,raw_columns,raw_scanner,session,subscriptions}.py",
@@ -54,6 +54,7 @@ PATTERNS = (
     "server/engine/streams/{atomic_batches,dedupe,expiry,fast_batches,publish_checks,publish_headers}.py",
     "server/engine/streams/{stream,stream_time,subject_limits}.py",
     "server/store/change_log.py",
+    "server/store/lmdb/{expiry,jobs,log,proof,reader,records,segments,snapshot,view}.py",
     "server/store/memory/{index,log,snapshot,store}.py",
 )
 

@@ -104,10 +104,10 @@ class Ratio(NamedTuple):
 
 
 def ratios(text: str) -> list[Ratio]:
-    """The ratios in the tables of the page of benchmarks."""
+    """The ratios in the tables of `make bench` on the page of benchmarks."""
     found: list[Ratio] = []
     prefix = ""
-    for line in text.splitlines():
+    for line in text.partition("<!-- bench -->")[2].partition("<!-- /bench -->")[0].splitlines():
         if line.startswith("| ") and line.endswith(" ratio |"):
             prefix = "" if line.startswith("| work ") else "server: "
         elif row := re.fullmatch(r"\| (.+?) \|.*\| ([\d.]+)x \|", line):

@@ -98,6 +98,7 @@ class ReplicaPeer:
         self._is_compat = services.compat
         self._cut = len(PREFIX) + len(name)
         self._load = services.jobs.load
+        self._router = services.router
         self._waiting: list[WaitingRead] = []
         self._is_stopped = False  # the stream was deleted
         self.lines: str = f"Nats-Stream: {name}\r\nNats-Subject: "
@@ -110,7 +111,7 @@ class ReplicaPeer:
         if self._is_compat:
             request = parse_compat(subject[self._cut + 1 :], payload)
         if isinstance(request, bytes):
-            self._services.router.send(reply, request, b"")
+            self._router.send(reply, request, b"")
         elif request.min_last_seq > self.log.committed.last_seq or self.gap_until:
             self.wait_for(request, reply, now)
         else:
@@ -159,27 +160,31 @@ class ReplicaPeer:
             try:
                 record = find(self.log, request)
             except CorruptRecordError:
-                self._services.router.send(reply, CORRUPT, b"")
+                self._router.send(reply, CORRUPT, b"")
                 return
             if record is None:
-                self._services.router.send(reply, stamped(NOT_FOUND, stamp), b"")
+                self._router.send(reply, stamped(NOT_FOUND, stamp), b"")
             else:
-                self._services.router.send(reply, b"" if request.no_hdr else self.block(record, stamp), record.payload)
+                self._router.send(reply, b"" if request.no_hdr else self.block(record, stamp), record.payload)
         else:
-            router = self._services.router
-            self.reads.single += 1
+            self._answer_later(request, reply, stamp)  # apart: a function with inner ones makes an object for each call
 
-            def found(record: Record | None) -> None:
-                if record is None:
-                    router.send(reply, stamped(NOT_FOUND, stamp), b"")
-                else:
-                    router.send(reply, b"" if request.no_hdr else self.block(record, stamp), record.payload)
+    def _answer_later(self, request: GetRequest, reply: str, stamp: str) -> None:
+        """Answer a request for one message that may take a search."""
+        router = self._router
+        self.reads.single += 1
 
-            def failed(_: StoreError) -> None:
-                router.send(reply, CORRUPT, b"")
+        def found(record: Record | None) -> None:
+            if record is None:
+                router.send(reply, stamped(NOT_FOUND, stamp), b"")
+            else:
+                router.send(reply, b"" if request.no_hdr else self.block(record, stamp), record.payload)
 
-            if not self.look_up(request, found, failed):
-                router.send(reply, TOO_BUSY, b"")
+        def failed(_: StoreError) -> None:
+            router.send(reply, CORRUPT, b"")
+
+        if not self.look_up(request, found, failed):
+            router.send(reply, TOO_BUSY, b"")
 
     def look_up(
         self, request: GetRequest, found: Callable[[Record | None], None], failed: Callable[[StoreError], None]
@@ -686,7 +691,7 @@ def _decode(payload: bytes) -> GetRequest | None:
             parse_time(request.up_to_time)
     except (msgspec.DecodeError, ValueError):
         return None
-    if not all(0 <= seq <= MAX_SEQ for seq in (request.seq, request.up_to_seq, request.min_last_seq)):
+    if not (0 <= request.seq <= MAX_SEQ and 0 <= request.up_to_seq <= MAX_SEQ and 0 <= request.min_last_seq <= MAX_SEQ):
         return None
     return request
 

@@ -225,7 +225,7 @@ class Pin:
     def corrupt_records(self, count: int) -> None:
         self._env.corrupt_records = count
 
-    def raw_cursor(self, read: lmdb.Transaction[bytes]) -> AbstractContextManager[lmdb.Cursor[bytes]]:
+    def raw_cursor(self, read: lmdb.Transaction[bytes]) -> AbstractContextManager[lmdb.Cursor[bytes | memoryview]]:
         return _raw_cursor(self.handle, self.messages, read)
 
     def release(self) -> None:
@@ -610,7 +610,7 @@ class Environment:
         """Whether there must not be a snapshot of one more moment."""
         return len(self._pins) >= MAX_PINS and self.epoch not in self._pins
 
-    def raw_cursor(self, read: lmdb.Transaction[bytes]) -> AbstractContextManager[lmdb.Cursor[bytes]]:
+    def raw_cursor(self, read: lmdb.Transaction[bytes]) -> AbstractContextManager[lmdb.Cursor[bytes | memoryview]]:
         """A cursor over the messages of a snapshot. It copies no values, unless another group was committed since: of a
         large message whose checksum is looked at, only the last page is read."""
         return _raw_cursor(self.handle, self.messages, read)
@@ -648,7 +648,7 @@ class Environment:
 @contextmanager
 def _raw_cursor(
     handle: lmdb.Environment, messages: Table, read: lmdb.Transaction[bytes]
-) -> Iterator[lmdb.Cursor[bytes]]:
+) -> Iterator[lmdb.Cursor[bytes | memoryview]]:
     raw = handle.begin(db=messages, buffers=True)
     try:
         if raw.id() != read.id():
@@ -656,7 +656,7 @@ def _raw_cursor(
                 yield cursor
         else:
             with raw.cursor() as cursor:
-                yield cursor  # type: ignore[misc]
+                yield cursor
     finally:
         raw.abort()
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from heapq import merge
 from itertools import islice
+from typing import Final
 from zlib import crc32
 
 from slipstream.errors import StoreError
@@ -28,8 +29,8 @@ from slipstream.server.store.lmdb.snapshot import LmdbSnapshot
 from slipstream.server.store.lmdb.view import View, stored_row
 
 _NOTHING: Mapping[str, bytes] = {}
-_key = MESSAGE_KEY.pack
-_pack_head = HEAD.pack
+_key: Final = MESSAGE_KEY.pack
+_pack_head: Final = HEAD.pack
 
 
 class LmdbGroup:

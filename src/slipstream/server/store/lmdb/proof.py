@@ -76,7 +76,7 @@ def sum_full_block(env: Environment, base: Base, low: int, high: int) -> int:
                 is_same = raw.id() == env.read.id()
                 continue
             if value is not None:
-                total += share(seq, value)  # type: ignore[arg-type] # of a memoryview: its last four bytes
+                total += share(seq, value)
     finally:
         raw.abort()
     return total

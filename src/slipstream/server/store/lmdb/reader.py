@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from struct import error as StructError  # noqa: N812 - the module calls it `error`
+from typing import Final
 from zlib import crc32
 
 import lmdb
@@ -30,10 +31,10 @@ from slipstream.server.store.lmdb.records import (
 from slipstream.server.store.lmdb.segments import COUNTED, Base, Tuning
 from slipstream.server.store.lmdb.view import LOOKED, View
 
-_key = MESSAGE_KEY.pack
-_numbers = MESSAGE_KEY.unpack
-_head = HEAD.unpack_from
-_new = tuple.__new__
+_key: Final = MESSAGE_KEY.pack
+_numbers: Final = MESSAGE_KEY.unpack
+_head: Final = HEAD.unpack_from
+_new: Final = tuple.__new__
 
 WINDOWS = 8  # of `Tuning.probe` messages each, that a bounded scan looks at one after the other
 
@@ -67,9 +68,9 @@ class LogReader:
         if crc32(value, crc32(key)) != RESIDUE:
             self._env.report(self.name, seq)
             raise CorruptMessageError(self.name, seq)
-        time, subject, header = _head(value)
-        subject += 16
-        header += subject
+        time, named, headed = _head(value)
+        subject: int = 16 + named
+        header: int = subject + headed
         return _new(Record, (seq, time, value[16:subject].decode(), value[subject:header], value[header:-4]))
 
     def get(self, seq: int) -> Record | None:
@@ -246,6 +247,8 @@ class LogReader:
         found: list[Record] = []
         append, size, end = found.append, 0, _key(base.sid, base.state.last_seq)
         proved = seq  # messages before it may be served
+        subject: int
+        header: int
         try:
             with env.read.cursor() as cursor:
                 if cursor.set_range(_key(base.sid, seq)):
@@ -260,13 +263,13 @@ class LogReader:
                         if crc32(value, crc32(key)) != RESIDUE:
                             env.report(self.name, seq)
                             raise CorruptMessageError(self.name, seq)
-                        time, subject, header = _head(value)
-                        subject += 16
+                        time, named, headed = _head(value)
+                        subject = 16 + named
                         if max_bytes:
                             size += len(value) - subject - 4
                             if size > max_bytes and found:
                                 return found
-                        header += subject
+                        header = subject + headed
                         append(
                             _new(
                                 Record, (seq, time, value[16:subject].decode(), value[subject:header], value[header:-4])

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from struct import Struct, pack, unpack_from
 from struct import error as StructError  # noqa: N812 - the module calls it `error`
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from zlib import crc32
 
 from slipstream.errors import CorruptRecordError
@@ -24,7 +24,7 @@ STATE = Struct("<QQQQqqQQ")  # the fields of LogState, then `swept`
 SEGMENT = Struct("<QQ")  # messages, bytes; the sums of the blocks follow
 INDEXED = Struct("<QQ")  # messages that the index of a segment names, the sum of its entries' checksums
 STAMP = Struct("<QQQQ")  # transaction, sums of the tables of control records, subjects and expiries
-RESIDUE = 0x2144DF1C  # CRC-32 of anything that is followed by its own CRC-32
+RESIDUE: Final = 0x2144DF1C  # CRC-32 of anything that is followed by its own CRC-32
 
 # LMDB allows keys of 511 bytes. A longer subject is cut and followed by a byte that UTF-8 never has and a digest; the
 # value then begins with the subject in full. Subjects with the same beginning stay neighbours.
@@ -61,7 +61,7 @@ def seal(key: bytes, body: bytes) -> bytes:
     return body + crc32(body, crc32(key)).to_bytes(4, "little")
 
 
-def is_sound(key: bytes, value: bytes) -> bool:
+def is_sound(key: bytes | memoryview, value: bytes | memoryview) -> bool:
     return crc32(value, crc32(key)) == RESIDUE
 
 

@@ -50,7 +50,7 @@ Row = tuple[int, int, int]  # of a subject: number of messages; none is older th
 Tail = dict[int, dict[str, Sequence[int]]]  # segment -> subject -> sequences, ascending
 
 
-def share(seq: int, value: bytes) -> int:
+def share(seq: int, value: bytes | memoryview) -> int:
     """What a message adds to the sum of its block."""
     return COUNTED + ((int.from_bytes(value[-4:], "little") ^ seq) & 0xFFFFFFFF)
 
