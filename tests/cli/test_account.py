@@ -28,7 +28,7 @@ def test_all_streams_are_backed_up_and_restored(own: Cli, tmp_path: Path) -> Non
     assert done.json == {"streams": ["KV_settings", "ORDERS"], "failed": []}
     assert own.run("account", "backup", str(target)).code == 2  # not empty
     existing = own.run("account", "restore", str(target))
-    assert (existing.code, "exist already: KV_settings, ORDERS" in existing.err) == (2, True)
+    assert (existing.code, "already exist: KV_settings, ORDERS" in existing.err) == (2, True)
     own.ok("stream", "rm", "ORDERS", "-f")
     own.ok("account", "restore", str(target), "--skip-existing")
     assert own.ok("stream", "info", "ORDERS", "--json").json["state"]["messages"] == 5

@@ -81,8 +81,8 @@ def test_outage_is_logged_once_and_its_end_too(caplog: pytest.LogCaptureFixture)
         retries.succeeded()
         retries.succeeded()
     assert [record.getMessage() for record in caplog.records] == [
-        "nats://h:4222: refused; trying again for up to 60 s (option retryFor)",
-        "connected again after 3.1 s",
+        "nats://h:4222: refused; retrying for up to 60 s (option retryFor)",
+        "reconnected after 3.1 s",
     ]
 
 

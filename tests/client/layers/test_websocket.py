@@ -241,7 +241,7 @@ def test_an_answer_without_end_is_refused_and_case_does_not_matter() -> None:
     assert socket.received(answer + frame(BINARY, b"INFO")) == b"INFO"
     endless = WebSocket("h", random=seeded())
     endless.begin()
-    with pytest.raises(RemoteProtocolError, match="longer than 16384 bytes"):
+    with pytest.raises(RemoteProtocolError, match="exceeds 16384 bytes"):
         feed_bytes(endless, b"HTTP/1.1 101 OK\r\n" + b"x" * MAX_RESPONSE)
 
 

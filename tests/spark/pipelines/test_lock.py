@@ -36,7 +36,7 @@ def test_lock_is_held_once(path: Path) -> None:
     for _ in range(2):
         with lock.held("it"):
             assert other.holder() == os.getpid()
-            with pytest.raises(UsageError, match=f"^it is running already, as process {os.getpid()}: stop it first$"):
+            with pytest.raises(UsageError, match=f"^it is already running, as process {os.getpid()}: stop it first$"):
                 other.held("it").__enter__()
         assert other.holder() == 0
 
@@ -89,5 +89,5 @@ def test_wait_for_the_pid_of_the_holder_is_bounded(path: Path, monkeypatch: pyte
     with path.open("w") as silent:
         fcntl.flock(silent, fcntl.LOCK_EX)
         assert Lock(path).holder() == UNKNOWN
-        with pytest.raises(UsageError, match=r"^it is running already: stop it first$"):
+        with pytest.raises(UsageError, match=r"^it is already running: stop it first$"):
             Lock(path).held("it").__enter__()

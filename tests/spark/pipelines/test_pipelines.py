@@ -223,7 +223,7 @@ class TestRunning:
                     arguments, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200
                 )
                 assert again.returncode == 2
-                assert f"is running already, as process {job.pid}" in again.stderr
+                assert f"is already running, as process {job.pid}" in again.stderr
                 os.killpg(job.pid, signal.SIGINT)  # as Ctrl-C does: to the processes of Spark as well
                 assert job.wait(timeout=60) == 0, (tmp_path / "log").read_text()
             finally:

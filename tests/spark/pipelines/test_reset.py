@@ -103,7 +103,7 @@ def test_running_pipeline_is_not_run_or_reset(tmp_path: Path, capsys: pytest.Cap
     with StateFolder(load(str(file))).lock.held("it"):
         for command in (["run", str(file)], ["reset", str(file), "--yes"]):
             assert main(["pipeline", *command]) == 2
-            said = f"slipstream: error: the pipeline 'p' is running already, as process {os.getpid()}: stop it first\n"
+            said = f"slipstream: error: the pipeline 'p' is already running, as process {os.getpid()}: stop it first\n"
             assert capsys.readouterr() == ("", said)
     assert checkpoint.exists()
     assert main(["pipeline", "reset", str(file), "--yes"]) == 0
