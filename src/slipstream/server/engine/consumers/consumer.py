@@ -218,7 +218,7 @@ class Consumer:
 
     @property
     def is_searching(self) -> bool:
-        """Whether the first message is being looked for; what a report would say is not known yet."""
+        """Whether it looks for its first message, or counts: what a report would say is not known yet."""
         return self._search is not None
 
     def _begin_search(self) -> bool:
@@ -276,7 +276,7 @@ class Consumer:
             self._counts_in_vain += 1  # a stream that is purged all the time: in the end it is counted in one piece
             self._job.live = True
             self._count_again(reviews=True)
-            if self._search is not None:
+            if self.is_searching:  # not `_search`: for a type checker it is None since the first line
                 return
         else:
             now = self.services.router.now

@@ -235,11 +235,11 @@ class LogReader:
             if found:
                 return found, exc.seq
             raise
-        except (lmdb.Error, StructError) as exc:
+        except (lmdb.Error, StructError) as error:  # not `exc`: mypyc gives one variable one type
             if found:
                 self._env.revive()
                 return found, at + 1
-            raise self._env.unreadable(self.name, seq, exc) from exc
+            raise self._env.unreadable(self.name, seq, error) from error
         return found, self._base.state.last_seq + 1
 
     def _scan_all(self, seq: int, limit: int, max_bytes: int) -> list[Record]:
