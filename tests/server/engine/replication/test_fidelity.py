@@ -436,6 +436,19 @@ def test_a_mirror_of_a_server_that_begins_again_or_lost_messages_answers_no_such
     assert outcomes(client, "S", 1, last_by_subj="s.a") == {(0, "M", b"1")}
 
 
+def test_a_recreated_stream_of_another_server_is_read_from_where_the_copy_ends() -> None:
+    client, mirror = remote_world()
+    assert mirror.offer([], 9, 9, client.rig.now)  # 3 to 9 were deleted
+    assert mirror.next_seq == 10
+    mirror.meet(START, THEIRS)
+    assert mirror.next_seq == 10
+    mirror.meet(START + 1, THEIRS)
+    assert mirror.next_seq == 3
+    give(client, 4, record(3, "s.a"), record(4, "s.b"))
+    mirror.meet(START + 1, THEIRS)
+    assert mirror.next_seq == 5
+
+
 def test_limits_that_change_on_another_server_are_noticed_when_it_is_asked() -> None:
     client, mirror = remote_world()
     mirror.confirm(THEIRS.replace(max_msgs_per_subject=2), 2, 2)

@@ -15,6 +15,7 @@ from slipstream.server.engine.replication import ingest as ingest_module
 from slipstream.server.engine.replication.ingest import CUT, HELD, Ingest
 from slipstream.server.store.lmdb.store import LmdbStore
 from slipstream.wire import pub
+from tests.server.engine.consumers.kit import Bench
 from tests.server.support import SECOND, START, Client, Rig, headers, sequences, status
 
 DELAY = REJECT_DELAY / SECOND
@@ -179,6 +180,43 @@ def test_a_recreated_upstream_is_reported(client: Client) -> None:
     client.publish("s.1", b"new")
     assert "recreated" in client.api("STREAM.INFO.M")["mirror"]["error"]["description"]
     assert client.api("STREAM.INFO.M")["state"]["last_seq"] == 6
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_gaps_at_the_end_of_a_deleted_upstream_are_not_gaps_of_the_recreated_one(kept: int) -> None:
+    client = Rig().client()
+    client.create("S")
+    for number in range(kept):
+        client.publish("s.1", b"old %d" % number)
+    mirror(client)
+    client.api("STREAM.PURGE.S", {"seq": 5})  # the mirror has read up to 4, and stored less
+    client.rig.settle()
+    client.api("STREAM.DELETE.S")
+    client.create("S")
+    for number in range(6):
+        client.publish("s.1", b"new %d" % number)
+    expected = [b"old 0"][:kept] + [b"new %d" % number for number in range(kept, 6)]
+    assert [record.payload for record in contents(client, "M")] == expected
+
+
+@pytest.mark.parametrize("config", [{"mirror": {"name": "S"}}, {"sources": [{"name": "S"}]}])
+def test_a_recreated_work_queue_keeps_messages_that_a_held_copy_lacks(config: dict[str, Any]) -> None:
+    bench = Bench(Rig())
+    client = bench.client
+    client.api("STREAM.CREATE.M", {"name": "M", "storage": "memory"} | config)
+    client.api("STREAM.PURGE.S", {"seq": 5})
+    client.rig.settle()
+    ingest(client).pause(HELD)
+    client.api("STREAM.DELETE.S")
+    client.create("S", retention="workqueue")
+    bench.create()
+    bench.fill("s.1")
+    bench.ack(bench.pull()[0], sync=True)
+    assert [record.seq for record in contents(client, "S")] == [1]
+    ingest(client).resume()
+    client.rig.settle()
+    assert [record.subject for record in contents(client, "M")] == ["s.1"]
+    assert contents(client, "S") == []
 
 
 def test_a_mirror_of_a_mirror(client: Client) -> None:

@@ -128,6 +128,7 @@ class Ingest:
         self._last = 0  # the upstream's last sequence, at the last contact
         self._contact = 0  # when that was; 0: never
         self._error: ApiError | None = None
+        self.met: int = 0  # when the upstream was created that `next_seq` counts in; 0: it was not found yet
         self.next_seq: int = self.first_wanted()
 
     # What mirrors and sources implement.
@@ -146,8 +147,9 @@ class Ingest:
     def reading(self, upstream: Stream) -> None:
         """The next chunk is of an upstream in the same account, as it is now."""
 
-    def meet(self, created: int, config: StreamConfig) -> None:
+    def meet(self, created: int, config: StreamConfig) -> None:  # noqa: ARG002
         """When the upstream was created, and how it is configured, before anything is read from it."""
+        self.met = created
 
     # Lifecycle.
 
@@ -183,13 +185,15 @@ class Ingest:
 
     def release(self) -> None:
         """A group was committed: here, or perhaps upstream."""
-        if not self.is_remote and self.source.name in self._services.streams:
-            self._services.streams[self.source.name].consumers.retention.remove_taken()
-        if self._busy or self._stopped or self.paused or self.is_remote:
+        if self.is_remote:
             return
-        upstream = self._upstream()
-        if upstream is not None and self._is_behind(upstream.log):
-            self._busy = self._services.jobs.start(self)
+        is_idle = self._stopped or self.paused
+        # A recreated upstream is noticed before `lacks` is asked about its messages.
+        upstream = self._services.streams.get(self.source.name) if is_idle else self._upstream()
+        if upstream is not None:
+            upstream.consumers.retention.remove_taken()
+            if not is_idle and not self._busy and self._is_behind(upstream.log):
+                self._busy = self._services.jobs.start(self)
 
     def _upstream(self) -> Stream | None:
         upstream = self._services.streams.get(self.source.name)
@@ -322,7 +326,7 @@ class Ingest:
 
     def lacks(self, seq: int) -> bool:
         upstream, journal = self._services.streams.get(self.source.name), self.stream.journal
-        if self.next_seq <= seq:
+        if self.next_seq <= seq or (upstream is not None and upstream.created != self.met):
             return True
         # Within one store, storing here and removing upstream become durable in that order.
         return upstream is not None and upstream.journal is not journal and journal.unfinished

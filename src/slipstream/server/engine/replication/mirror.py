@@ -226,6 +226,10 @@ class Mirror(Ingest):
                 self._learn(is_mixed=True)
             else:
                 self._learn(origin=created)
+        if self.met not in (0, created):
+            # Where the earlier upstream had gaps at its end, this one may have messages.
+            self.next_seq = self.first_wanted()
+        super().meet(created, config)
         self._compare_with(config)
         if self._saved is not self.fidelity:
             self._save()

@@ -57,13 +57,14 @@ class SourceIngest(Ingest):
         if self.stream.positions.get(self.key) != (up_to, self.identity):
             self.stream.keep_position(self.key, up_to, self.identity)
 
-    def meet(self, created: int, config: StreamConfig) -> None:  # noqa: ARG002
+    def meet(self, created: int, config: StreamConfig) -> None:
         identity = identity_of(created)
         if self.identity and self.identity != identity:  # deleted and recreated: from its beginning
             # Unless that was lost with a group of its store, and the one that was read before is back.
             position, known = self.stream.positions.get(self.key, (-1, ""))
             self.next_seq: int = position + 1 if known == identity else 1
         self.identity = identity
+        super().meet(created, config)
 
 
 def source_key(source: StreamSource) -> str:
