@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.server import Server, WebSocketOptions
-from slipstream.wire import Event, Msg, Parser, Pong, Side, pub
+from slipstream.wire import Event, Msg, Parser, Pong, Side, Violation, pub
 
 TIMEOUT = 300.0
+MAX_INCOMING = 1 << 26  # a report may be larger than what a client may publish
 
 
 class TurnMeter(selectors.DefaultSelector):
@@ -68,7 +69,7 @@ class RawClient:
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT)
-        self._parser = Parser(Side.SERVER)
+        self._parser = Parser(Side.SERVER, max_payload=MAX_INCOMING)
         self._events: list[Event] = []
         self._asked = 0
         self.inbox = f"_INBOX.{self._socket.getsockname()[1]}."
@@ -85,6 +86,8 @@ class RawClient:
         while True:
             while self._events:
                 event = self._events.pop(0)
+                if isinstance(event, Violation):  # the parser takes nothing after it: waiting would not end
+                    raise ValueError(f"the server sent what a client cannot read: {event.reason}")
                 if isinstance(event, kind):
                     found.append(event)
                     if len(found) == count:

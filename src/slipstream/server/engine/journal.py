@@ -93,6 +93,8 @@ class Journal:
         self.unsaved: dict[DeferredState, None] = {}  # state that changed and is not in the open group yet
         self.followers: dict[LogFollower, None] = {}
         self.seal_requested: bool = False  # seal even if only deferred state has changed
+        # Jobs that add to the open group: one was turned away; one was, in the last group, and none was let in since.
+        self._has_refused = self._is_owed = False
 
     @property
     def ready(self) -> bool:
@@ -116,6 +118,16 @@ class Journal:
         """Whether the list of streams or a configuration is not durable yet."""
         return self.catalog or (self.under_way is not None and self.under_way.catalog)
 
+    def admits(self, limit: int) -> bool:
+        """Whether a job may add a slice to the open group. With more than `limit` changes in it the job waits for the
+        commit, as the acks of all clients do. But after a group that turned a job away, the next one takes a slice,
+        however full it is: clients that fill every group would otherwise keep a purge from ever ending."""
+        if self.store.pending <= limit or self._is_owed:
+            self._is_owed = False
+            return True
+        self._has_refused = True
+        return False
+
     def seal(self) -> CommitBatch:
         """Close the open group: 1. deferred state is written into it, 2. the store seals it, 3. its answers, deferred
         messages and callbacks leave with it. The next group is open from here on; the driver commits this one."""
@@ -129,6 +141,7 @@ class Journal:
         batch.after, self.after = self.after, []
         batch.reports, self.reports = self.reports, []
         self.answers, self.events, self.catalog = [], [], False
+        self._is_owed, self._has_refused = self._is_owed or self._has_refused, False
         self.under_way = batch
         return batch
 

@@ -173,10 +173,9 @@ class AckHandling:
             self._advisories.terminated(seq, dseq, times, payload[5:].strip().decode(errors="replace"))
         return True
 
-    @property
-    def must_wait(self) -> bool:
-        """Whether a job that settles very many messages waits for a commit first."""
-        return self._writer.is_group_full and not self._stopped
+    def admits_job(self) -> bool:
+        """Whether a job that settles very many messages may go on, or waits for a commit first."""
+        return self._stopped or self._writer.admits_job()
 
     def settle_some(self, seqs: list[int]) -> bool:
         """Settle messages of a job, if they still await their acks; False if the consumer is gone."""
@@ -329,12 +328,12 @@ class SettleAll:
 
     def run(self) -> tuple[Progress, int]:
         """Settle some messages."""
-        if self._acks.must_wait:
-            return Progress.BLOCKED, 0
         if not self._left and self._listed_to < self.seq:
             self._listed_to = self.seq
             self._left = self._acks.awaited_to(self.seq)
             return Progress.MORE, len(self._left) // 32
+        if not self._acks.admits_job():
+            return Progress.BLOCKED, 0
         part = self._left[-PIECE:]
         del self._left[-PIECE:]
         part.reverse()

@@ -142,10 +142,9 @@ class StateWriter:
         """Whether no change waits for a group."""
         return self not in self._journal.unsaved
 
-    @property
-    def is_group_full(self) -> bool:
-        """Whether so much waits for the next commit that a job should wait for it too: so do the acks of all others."""
-        return self._journal.store.pending > MAX_PENDING
+    def admits_job(self) -> bool:
+        """Whether a job may add to the open group, or waits for the next commit."""
+        return self._journal.admits(MAX_PENDING)
 
     def save(self) -> None:
         """Put the changes into the open group."""

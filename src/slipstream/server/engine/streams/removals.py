@@ -65,6 +65,7 @@ class Removal:
         self._stream, self.pattern, self.below, self._keep, self._done = stream, pattern, below, keep, done
         self._purged = self._durable = 0
         self.is_over = False
+        self._has_found = False  # which messages go: from here on it adds changes to the open group
         self._steps = self._work()
 
     @property
@@ -76,7 +77,7 @@ class Removal:
         """Remove some messages."""
         if self.is_over:
             return Progress.DONE, 0
-        if self._stream.journal.store.pending > MAX_PENDING:
+        if self._has_found and not self._stream.journal.admits(MAX_PENDING):
             return Progress.BLOCKED, 0
         units, before = 0, self._purged
         try:
@@ -103,6 +104,7 @@ class Removal:
         """A group was lost."""
         if not self.is_over:
             self._steps.close()
+            self._has_found = False
             self._purged, self._steps = self._durable, self._work()
 
     def _committed(self, purged: int) -> None:
@@ -126,6 +128,7 @@ class Removal:
                     names = yield from snapshot.subjects(self.pattern)
             finally:
                 snapshot.close()
+        self._has_found = True
         self._stream.removal_changed()
         for subject, _ in names:
             at = 0

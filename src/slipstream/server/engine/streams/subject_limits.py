@@ -34,7 +34,7 @@ class SubjectTrim:
         """Trim some subjects."""
         if self._over:
             return Progress.DONE, 0
-        if self._journal.store.pending > MAX_PENDING:
+        if not self._journal.admits(MAX_PENDING):
             return Progress.BLOCKED, 0
         if self.work():
             return Progress.MORE, 0
