@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -114,3 +116,39 @@ async def test_a_server_without_a_directory_has_nothing_to_compact() -> None:
             await server.compact()
     with pytest.raises(UsageError, match="not running"):
         await server.compact()
+
+
+@pytest.mark.parametrize("call", ["os.statvfs", "pathlib.Path.mkdir", "os.replace"])
+async def test_error_of_the_file_system_ends_the_copy_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    async with Server(data_dir=tmp_path) as server, await connect(server.url) as client:
+        js = client.jetstream()
+        stream = await filled(js)
+        await settled(server)
+        with monkeypatch.context() as patch:
+            patch.setattr(call, refuse)
+            with pytest.raises(StoreError, match=r"compacting.*Read-only file system"):
+                await server.compact()
+        assert not (tmp_path / "compact").exists()
+        ack = await js.publish("s.1", b"after")
+        assert (await stream.get(ack.seq)).data == b"after"
+
+
+async def test_server_stops_after_a_compaction_that_failed_by_a_defect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(compact.Compaction, "work", fail)
+    async with Server(data_dir=tmp_path) as server:
+        with pytest.raises(ZeroDivisionError):
+            await server.compact()
+    with pytest.raises(UsageError, match="not running"):
+        await server.compact()
+    async with Server(data_dir=tmp_path) as server:  # the first one has released the store
+        assert server.health().ok

@@ -46,8 +46,7 @@ class Compacting:
         self._stopped.set()
         await self._watch
         if self._running is not None:
-            with contextlib.suppress(StoreError):
-                await self._running
+            await asyncio.wait((self._running,))  # whatever it ended with: the server stops
 
     async def compact(self) -> Compacted:
         """Compact the file now, or wait for the compaction that is under way. Raises StoreError."""

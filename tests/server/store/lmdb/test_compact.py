@@ -417,7 +417,7 @@ def test_a_copy_that_is_not_known_to_have_its_name_is_used_and_takes_no_group(
     for _ in steps(compaction):
         pass
     monkeypatch.setattr(compact, "sync_directory", fail)
-    with pytest.raises(OSError, match="Input/output error"):
+    with pytest.raises(StoreError, match="Input/output error"):
         compaction.replace()
     compaction.switch()
     compaction.close()

@@ -96,7 +96,8 @@ class Compaction:
         if env.found or env.damaged or env.losses or env.faults:
             raise CorruptRecordError(f"the store in {env.path} is damaged: it cannot be compacted")
         self.before, used = env.room
-        self._check_space(used)
+        with translated("compacting", env.path):
+            self._check_space(used)
         self.after = 0
         self.phase = Phase.COPY
         self._is_verified = False
@@ -359,14 +360,15 @@ class Compaction:
             finally:
                 read.abort()
             file.handle.sync(True)
-        self.after = (file.handle.info()["last_pgno"] + 1) * file.handle.stat()["psize"]
-        self._old = os.open(env.path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
-        os.replace(env.path / COPY_DIR / "data.mdb", env.path / "data.mdb")
+            self.after = (file.handle.info()["last_pgno"] + 1) * file.handle.stat()["psize"]
+            self._old = os.open(env.path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
+            os.replace(env.path / COPY_DIR / "data.mdb", env.path / "data.mdb")
         self.phase = Phase.REPLACED
         try:
-            sync_directory(env.path)
+            with translated("compacting", env.path):
+                sync_directory(env.path)
             remove_copy(env.path)  # the file of its lock stays open; no other process has any business there
-        except (OSError, StoreError):
+        except StoreError:
             self._break(
                 "a compaction has replaced the file, and that may not be on the disk; the store must be opened again"
             )

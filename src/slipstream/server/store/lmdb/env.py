@@ -84,7 +84,7 @@ def unused(path: Path) -> Iterator[None]:
 
 @contextmanager
 def translated(doing: str, path: Path) -> Iterator[None]:
-    """Raise LMDB's errors as StoreError."""
+    """Raise LMDB's errors, and those of the file system, as StoreError."""
     try:
         yield
     except lmdb.MapFullError as exc:
@@ -93,6 +93,8 @@ def translated(doing: str, path: Path) -> Iterator[None]:
         if _is_full(path, str(exc)):
             raise StoreError(f"no space left on device while {doing} in {path}") from exc
         raise StoreError(f"the disk failed while {doing}: {exc}") from exc
+    except OSError as exc:
+        raise StoreError(f"the disk failed while {doing} in {path}: {exc}") from exc
 
 
 def _is_full(path: Path, text: str) -> bool:
