@@ -286,3 +286,66 @@ def test_consumer_beside_a_purge_in_slices_counts_right(rig: Rig) -> None:
         assert rig.engine.streams["S"].consumers.items["d"].left == left
     client.publish("s.a.1")
     assert client.api("CONSUMER.INFO.S.d")["num_pending"] == 1
+
+
+def lose_the_open_group(rig: Rig) -> None:
+    (journal,) = rig.engine.journals
+    journal.seal()
+    rig.engine.failed(journal, OSError("no space left on device"), rig.now)
+
+
+def test_messages_with_the_sequences_of_a_lost_group_are_not_purged(rig: Rig) -> None:
+    client = rig.client()
+    client.send(b"".join(pub("s.a.1", b"lost") for _ in range(10)), settle=False)
+    begin(client, "p", filter="s.a.>")  # it waits for the group of those messages
+    lose_the_open_group(rig)
+    client.send(b"".join(pub("s.a.2", b"published after the request") for _ in range(10)))
+    assert answers(client)["p"]["purged"] == SUBJECTS * EACH
+    assert {subject: count for subject, count in held(rig).items() if subject.startswith("s.a.")} == {"s.a.2": 10}
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_mirror_that_was_purged_is_no_whole_copy_after_lost_groups(rig: Rig, lost: int) -> None:
+    client = rig.client()
+    client.create("M", subjects=[], mirror={"name": "S"}, storage="file")
+    mirror = rig.engine.streams["M"]
+    assert mirror.fidelity is not None
+    assert mirror.fidelity.is_whole
+    assert mirror.log.committed.messages == 4500
+    client.send(pub("$JS.API.STREAM.PURGE.M", b'{"filter":"s.a.>"}', f"{client.inbox}p"), settle=False)
+    lose_the_open_group(rig)  # the purge waits for it
+    if lost == 2:
+        for _ in range(100):
+            rig.engine.step(rig.now)
+        assert mirror.log.state.messages < 4500
+        lose_the_open_group(rig)  # with the first messages that it removed
+    rig.settle()
+    assert answers(client)["p"]["purged"] == SUBJECTS * EACH
+    assert mirror.log.committed.messages == 1800
+    assert not mirror.fidelity.is_whole
+
+
+def test_consumer_passes_over_what_a_resumed_purge_removed(tmp_path: Path) -> None:
+    positions = []
+    for is_restarted in (False, True):
+        path = tmp_path / str(is_restarted)
+        store = LmdbStore(path, map_size=1 << 28)
+        rig = Rig(store=store)
+        client = rig.client()
+        client.create("S", storage="file")
+        client.send(b"".join(pub(f"s.a.{n % 900}", b"x") for n in range(2700)))
+        config = {"name": "d", "durable_name": "d", "filter_subject": "s.a.>", "ack_policy": "explicit"}
+        client.api("CONSUMER.CREATE.S.d", {"stream_name": "S", "config": config, "action": "create"})
+        begin(client, "p", filter="s.a.*")
+        to_the_middle(rig, left=2300)
+        if is_restarted:
+            store.close()
+            store = LmdbStore(path, map_size=1 << 28)
+            rig = Rig(store=store)
+        rig.settle()
+        rig.client().publish("s.a.1")
+        info = rig.client().api("CONSUMER.INFO.S.d")
+        positions.append((info["num_pending"], info["delivered"]["stream_seq"], info["ack_floor"]["stream_seq"]))
+        store.close()
+    assert positions[0] == positions[1]
+    assert positions[0][1] == 2700

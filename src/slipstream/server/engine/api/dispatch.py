@@ -585,19 +585,26 @@ class Api:
             raise ErrorCode.STREAM_SEALED.error()
         if stream.config.deny_purge:
             raise ErrorCode.STREAM_PURGE_FAILED.error(err="stream purge not permitted")
-        if not self._is_purged_upstream(stream, request):
+        is_known = self._is_purged_upstream(stream, request)
+        if not is_known:
             stream.removed_on_request()
         if is_long(stream.log, request.filter):
-            return Outcome({}, stream.journal, work=self._long_purge(stream, request))
+            return Outcome({}, stream.journal, work=self._long_purge(stream, request, is_known=is_known))
         purged = stream.log.purge(pattern=request.filter, below=request.seq, keep=request.keep)
         stream.consumers.purged(request.filter)
         return Outcome({"success": True, "purged": purged}, stream.journal)
 
-    def _long_purge(self, stream: Stream, request: PurgeRequest) -> Callable[[Callable[[Work], None]], None]:
-        """A purge in slices, of what is there now."""
+    def _long_purge(
+        self, stream: Stream, request: PurgeRequest, *, is_known: bool
+    ) -> Callable[[Callable[[Work], None]], None]:
+        """A purge in slices, of what is there now. `is_known`: the upstream of a mirror lacks the messages too."""
         below = stream.log.state.last_seq + 1
         if request.seq:
             below = min(below, request.seq)
+
+        def begins() -> None:
+            if not is_known:
+                stream.removed_on_request()
 
         def begin(answer: Callable[[Work], None]) -> None:
             def done(purged: int, error: Exception | None) -> None:
@@ -610,7 +617,9 @@ class Api:
             elif stream.log.is_crowded:
                 answer(ErrorCode.STREAM_GENERAL.error(err=TOO_MANY))
             else:
-                stream.remove_matching(request.filter, below=below, keep=request.keep, done=done)
+                # The group that the purge waited for may be lost: other messages will have the sequences of its own.
+                end = min(below, stream.log.committed.last_seq + 1)
+                stream.remove_matching(request.filter, below=end, keep=request.keep, begins=begins, done=done)
 
         return begin
 

@@ -285,7 +285,6 @@ class Consumer:
         self._counts_in_vain = 0
         if not self._has_begun:
             self._go_live(is_counted=True)
-            return
         self._job.live = True
         if self._purged:
             patterns, self._purged = self._purged, []
@@ -376,7 +375,7 @@ class Consumer:
         """Messages that match were purged on request."""
         if self._job.live:
             self.cursor.purged(pattern)
-        elif self._search is not None and self._has_begun:
+        elif isinstance(self._search, CountSearch):
             self._purged.append(pattern)
 
     def recount(self) -> None:

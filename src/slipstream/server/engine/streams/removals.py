@@ -15,7 +15,9 @@ not match is not touched, what is published after the request stays, and the res
 the restarted server completes it. A purge that was not answered is therefore carried out as a whole or not at all,
 though not in one moment.
 
-**A lost group** (a full disk) brings its messages back, and perhaps takes the record: the removal starts over.
+**A lost group** (a full disk) brings its messages back, and perhaps takes the record: the removal starts over. If the
+group is lost that the removal waits for before it begins, the messages of that group go with it, and so do their
+sequences: the removal ends before them, since other messages will have them.
 
 **Another purge** removes what it finds; both are answered with what they removed. **The deletion** of the stream ends
 the removal, with the error that there is no such stream. The client that asked may leave: the purge goes on.
@@ -60,9 +62,13 @@ def is_long(log: StreamLog, pattern: str) -> bool:
 class Removal:
     """One purge, as a job."""
 
-    def __init__(self, stream: PurgedStream, pattern: str, *, below: int, keep: int, done: Done) -> None:
-        """Everything before `below` must be committed. With `keep` so many of the newest stay."""
-        self._stream, self.pattern, self.below, self._keep, self._done = stream, pattern, below, keep, done
+    def __init__(
+        self, stream: PurgedStream, pattern: str, *, below: int, keep: int, begins: Callable[[], None], done: Done
+    ) -> None:
+        """Everything before `below` must be committed. With `keep` so many of the newest stay. `begins` is called
+        before the first message is removed, and again if the group that it was called in is lost."""
+        self._stream, self.pattern, self.below, self._keep = stream, pattern, below, keep
+        self._begins, self._done = begins, done
         self._purged = self._durable = 0
         self.is_over = False
         self._has_found = False  # which messages go: from here on it adds changes to the open group
@@ -129,6 +135,7 @@ class Removal:
             finally:
                 snapshot.close()
         self._has_found = True
+        self._begins()
         self._stream.removal_changed()
         for subject, _ in names:
             at = 0

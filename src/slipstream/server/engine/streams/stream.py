@@ -8,6 +8,8 @@ configuration), and `_store_checked` for all others.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -192,9 +194,11 @@ class Stream:
 
     # Purges by filter.
 
-    def remove_matching(self, pattern: str, *, below: int, keep: int = 0, done: Done) -> None:
+    def remove_matching(
+        self, pattern: str, *, below: int, keep: int = 0, begins: Callable[[], None], done: Done
+    ) -> None:
         """Purge by filter in slices. Everything before `below` must be committed."""
-        removal = Removal(self, pattern, below=below, keep=keep, done=done)
+        removal = Removal(self, pattern, below=below, keep=keep, begins=begins, done=done)
         self._removals[removal] = None
         jobs = self._services.jobs
         jobs.go_on(removal, jobs.load.asker or self)
@@ -212,7 +216,14 @@ class Stream:
             removal.start_over()
         for pattern, below in stored:
             if (pattern, below) not in known:
-                self.remove_matching(pattern, below=below, done=_unanswered)
+                # The client that asked left with the server that it asked. The record also says that a mirror is not
+                # a whole copy any more: that was stored in the same group.
+                done = partial(self._resumed_removal_ended, pattern)
+                self.remove_matching(pattern, below=below, begins=_no_more, done=done)
+
+    def _resumed_removal_ended(self, pattern: str, _: int, error: Exception | None) -> None:
+        if error is None:
+            self.consumers.purged(pattern)
 
     def stop(self) -> None:
         """The stream was deleted."""
@@ -616,5 +627,5 @@ class Stream:
             state = log.state
 
 
-def _unanswered(_: int, __: Exception | None) -> None:
-    """The client that asked for a purge left with the server that it asked."""
+def _no_more() -> None:
+    """Nothing else begins with a removal that is continued."""
