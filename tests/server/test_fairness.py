@@ -217,9 +217,13 @@ def test_well_behaved_client_is_served_beside_costly_requests(storage: str, tmp_
         waits += neighbour.waits
         longest = max(longest, *turns)
         its = sorted(neighbour.waits)
+        # A publish also waits for the thread of commits and the disk, while the loop uses CPU for others.
+        published = max(neighbour.waits[::3])
+        others = max(wait for at, wait in enumerate(neighbour.waits) if at % 3)
         print(
             f"{name} {storage}: longest turn {max(turns) * 1000:.1f} ms; of {len(its)} requests p99"
-            f" {its[len(its) * 99 // 100] * 1000:.1f} ms, longest {its[-1] * 1000:.1f} ms of the server's CPU"
+            f" {its[len(its) * 99 // 100] * 1000:.1f} ms, longest publish {published * 1000:.1f} ms, longest read or"
+            f" ping {others * 1000:.1f} ms of the server's CPU"
         )
     p99 = sorted(waits)[len(waits) * 99 // 100]
     print(f"{storage}: longest turn {longest * 1000:.1f} ms, p99 of {len(waits)} requests {p99 * 1000:.1f} ms")
