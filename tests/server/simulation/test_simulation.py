@@ -50,8 +50,14 @@ def test_no_seed_of_many_breaks_a_promise() -> None:
 
 
 # Seeds beyond the first thousand that found a defect. What a seed does changes with the workload, so that each defect
-# has a direct test as well.
-@pytest.mark.parametrize("seed", [2689])  # a mirror skipped messages of a recreated upstream: test_mirrors.py
+# of the server has a direct test as well.
+@pytest.mark.parametrize(
+    "seed",
+    [
+        2689,  # a mirror skipped messages of a recreated upstream: test_mirrors.py
+        1_000_760,  # of the model: a message was copied, and left its work queue, in one turn
+    ],
+)
 def test_seed_that_found_a_defect_breaks_no_promise(seed: int) -> None:
     check(seed, seed + 1)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from slipstream.server.engine.replication.ingest import HELD, Ingest
 from slipstream.server.engine.replication.mirror import Mirror
 from slipstream.server.store.lmdb.store import LmdbStore
 from slipstream.wire import pub
@@ -229,6 +230,34 @@ def test_an_acked_message_whose_removal_was_lost_is_removed_with_the_next_group(
     assert kept(queue) == [2]
     assert queue.info()["num_ack_pending"] == 1
     assert not rig.engine.streams["S"].consumers.retention._leaving
+
+
+def test_an_acked_message_whose_copy_was_lost_with_its_removal_waits_for_the_mirror(rig: Rig) -> None:
+    queue = Bench(rig, retention="workqueue", storage="file")
+    queue.create()
+    queue.client.create("M", subjects=[], mirror={"name": "S"}, storage="file")
+    (mirror,) = rig.engine.streams["M"].ingests
+    assert isinstance(mirror, Ingest)
+    mirror.pause(HELD)
+    queue.fill("s.a")
+    (first,) = queue.pull(1)
+    rig.wait(0.1)
+    mirror.resume()
+    rig.engine.step(rig.now)
+    assert rig.engine.streams["M"].log.state.messages == 1
+    queue.client.send(pub(first.reply, b"+ACK"), settle=False)
+    assert rig.engine.streams["S"].log.state.messages == 0
+    journal = rig.engine.streams["S"].journal
+    journal.seal()
+    mirror.pause(HELD)
+    rig.engine.failed(journal, OSError("the disk is full"), rig.now)
+    rig.settle()
+    rig.wait(0.1)
+    assert kept(queue) == [1]
+    mirror.resume()
+    rig.settle()
+    assert [record.seq for record in rig.engine.streams["M"].log.scan("", 0, limit=5)] == [1]
+    assert kept(queue) == []
 
 
 @pytest.mark.parametrize("retention", ["interest", "workqueue"])

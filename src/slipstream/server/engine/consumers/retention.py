@@ -125,8 +125,13 @@ class InterestRetention:
 
     def save(self) -> None:
         """Remove again what a lost group had removed."""
-        for seq in self._leaving:
-            self._stream.log.remove(seq)
+        for seq in list(self._leaving):
+            # The group may have had the copy as well, and there may be a new mirror or source.
+            if self._stream.downstream and self._lacked(seq):
+                del self._leaving[seq]
+                self._owed[seq] = None
+            else:
+                self._stream.log.remove(seq)
 
     def forget(self) -> None:
         """The last consumer is gone."""
