@@ -232,6 +232,23 @@ def test_an_acked_message_whose_removal_was_lost_is_removed_with_the_next_group(
     assert not rig.engine.streams["S"].consumers.retention._leaving
 
 
+def test_a_message_that_waited_for_a_mirror_stays_for_a_consumer_created_meanwhile(rig: Rig) -> None:
+    bench = Bench(rig, retention="interest")
+    bench.create("a")
+    bench.client.create("M", subjects=[], mirror={"name": "S"})
+    (mirror,) = rig.engine.streams["M"].ingests
+    assert isinstance(mirror, Ingest)
+    mirror.pause(HELD)
+    bench.fill("s.a")
+    bench.ack(bench.pull(1, "a")[0], sync=True)
+    bench.create("b")
+    mirror.resume()
+    rig.settle()
+    assert kept(bench) == [1]
+    bench.ack(bench.pull(1, "b")[0], sync=True)
+    assert kept(bench) == []
+
+
 def test_an_acked_message_whose_copy_was_lost_with_its_removal_waits_for_the_mirror(rig: Rig) -> None:
     queue = Bench(rig, retention="workqueue", storage="file")
     queue.create()

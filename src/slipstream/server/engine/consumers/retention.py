@@ -104,7 +104,9 @@ class InterestRetention:
         all of them with every commit would cost more than it gives."""
         while self._owed and not self._lacked(seq := next(iter(self._owed))):
             del self._owed[seq]
-            self._remove(seq)
+            # A consumer that was created while the message waited may need it.
+            if self._stream.config.retention == Retention.WORK_QUEUE or not self._needed(seq):
+                self._remove(seq)
 
     # Groups.
 
