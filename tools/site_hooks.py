@@ -45,7 +45,7 @@ def fields_of(name: str) -> str:
     lines = ["| field | type | default | meaning |", "|---|---|---|---|"]
     meanings = tomllib.loads(FIELDS.read_text("utf-8"))[name]
     for field in fields(getattr(slipstream, name)):
-        if field.name == "unknown":  # what a newer server sends
+        if field.name == "unknown" or not field.init:  # what a newer server sends; what follows from others
             continue
         kind = str(field.type).replace("|", "\\|")
         lines.append(f"| `{field.name}` | `{kind}` | {_default(field)} | {meanings[field.name]} |")
