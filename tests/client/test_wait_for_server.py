@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from slipstream import ClientEvent, connect
+from slipstream.client._sync.connection import CloseFlag, Wakeup
 from slipstream.errors import AuthorizationError, ConnectionLostError, CredentialsError, TlsError
 from tests.client.certificates import Pki
 from tests.client.conftest import RealServer
@@ -188,6 +189,33 @@ async def test_cancelled_wait_ends_at_once() -> None:
             await task
 
 
+@pytest.mark.parametrize("make", [Wakeup, CloseFlag])
+def test_interrupt_within_a_wait_leaves_nothing_locked(make: type[Wakeup | CloseFlag]) -> None:
+    """Ctrl-C may come after every line, also within the standard library: `close` must be able to go on after it."""
+    for number in range(60):
+        flag, left = make(), number
+
+        def interrupt(*_: object) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+            return interrupt
+
+        before = sys.gettrace()
+        sys.settrace(interrupt)
+        try:
+            flag.wait(0.001)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        closing = threading.Thread(target=flag.set, daemon=True)
+        closing.start()
+        closing.join(LIMIT)
+        assert not closing.is_alive(), number
+
+
 @pytest.mark.parametrize(
     "call",
     ["slipstream.connect_blocking({})", "asyncio.run(wait())"],
@@ -208,4 +236,4 @@ def test_interrupt_ends_the_wait_at_once(call: str) -> None:
         assert error.rstrip().endswith(b"KeyboardInterrupt")
     finally:
         process.kill()
-        process.wait(LIMIT)
+        process.communicate(timeout=LIMIT)  # closes its pipes as well

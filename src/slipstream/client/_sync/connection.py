@@ -72,7 +72,7 @@ class Connection:
         self.lock: threading.RLock | ForkedLock = threading.RLock()
         self.changed: threading.Condition = threading.Condition(self.lock)
         self.is_write_due: bool = False  # the keeper was kicked for it
-        self.closing: threading.Event = threading.Event()
+        self.closing: CloseFlag = CloseFlag()
         self.transport: Transport = Transport()
         self._outgoing = self.session.outgoing
         self._tls = Tls.from_options(options)
@@ -80,7 +80,7 @@ class Connection:
         self._is_pumping = False
         self._last_write = 0.0
         self._last_read = 0.0  # by the keeper
-        self._kick = threading.Event()  # wakes the keeper
+        self._kick = Wakeup()  # of the keeper
         self._threads: list[threading.Thread] = []
         self._alarms: set[SilenceAlarm] = set()
         self._deferred: deque[Callable[[], None]] = deque()  # calls of finalizers that ran under the lock
@@ -484,12 +484,58 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_after_fork)
 
 
-def _run_keeper(ref: weakref.ref[Connection], kick: threading.Event) -> None:
+class Wakeup:
+    """Wakes one thread, once for any number of calls before it waits.
+
+    Not a `threading.Event`: that takes an inner lock in Python code, so an interrupt (Ctrl-C) can end the call and
+    leave it locked; the next call of the interrupted thread, on its way out, would wait for ever.
+    """
+
+    __slots__ = ("_gate",)
+
+    def __init__(self) -> None:
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def set(self) -> None:
+        """Wake the thread that waits, or the next one that does."""
+        with suppress(RuntimeError):  # it is open already
+            self._gate.release()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until `set` was called; False on timeout."""
+        return self._gate.acquire(timeout=min(timeout, threading.TIMEOUT_MAX))
+
+
+class CloseFlag:
+    """Set once, when the connection is closed. Not a `threading.Event`, for the reason given at `Wakeup`."""
+
+    __slots__ = ("_is_set", "_wakeup")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._wakeup = Wakeup()
+
+    def is_set(self) -> bool:
+        """Whether the connection is closed."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Wake all threads that wait."""
+        self._is_set = True
+        self._wakeup.set()
+
+    def wait(self, timeout: float) -> None:
+        """Wait until it is set, or for `timeout` seconds."""
+        if not self._is_set and self._wakeup.wait(timeout):
+            self._wakeup.set()  # others may wait as well
+
+
+def _run_keeper(ref: weakref.ref[Connection], kick: Wakeup) -> None:
     """The keeper's thread. It holds the connection only while it works, so that a dropped client can be collected."""
     pause = KEEPER_INTERVAL
     while True:
         if kick.wait(pause):
-            kick.clear()
             time.sleep(IDLE)  # more of a burst may be pending then
         connection = ref()
         if connection is None or connection.closing.is_set() or connection.is_closed:
