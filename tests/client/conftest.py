@@ -32,11 +32,13 @@ class RealServer:
         self.url = f"nats://127.0.0.1:{self.port}"
         self._args = args
         self._process: subprocess.Popen[bytes] | None = None
+        self._turn = threading.Lock()  # a test may start it in a thread, and end before that has noticed that it is up
 
     def start(self) -> None:
         command = [str(SERVER), "-a", "127.0.0.1", "-p", str(self.port), *self._args]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        eventually(self._is_up)
+        with self._turn:
+            self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            eventually(self._is_up)
 
     def _is_up(self) -> bool:
         assert self._process is not None
@@ -49,10 +51,11 @@ class RealServer:
         os.kill(self._process.pid, number)
 
     def stop(self, number: int = signal.SIGKILL) -> None:
-        if self._process is not None:
-            self.send(number)
-            self._process.wait(LIMIT)
-            self._process = None
+        with self._turn:
+            if self._process is not None:
+                self.send(number)
+                self._process.wait(LIMIT)
+                self._process = None
 
 
 @pytest.fixture(scope="session")
