@@ -9,6 +9,7 @@ import pytest
 from slipstream.server.process.command import main
 from slipstream.server.store.lmdb.store import LmdbStore
 from tests.server.store.lmdb import trials
+from tests.server.store.lmdb.test_lmdb import carry
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +76,9 @@ def test_a_store_is_compacted_with_the_purged_messages_that_are_still_in_it(
     log = store.create("S", b"")
     for n in range(6_000):
         log.append(n, f"s.{n % 7}", b"", b"x" * 200)
-    _carry(store)
+    carry(store)
     log.purge(below=5_900)
-    _carry(store)
+    carry(store)
     assert store.backlog
     store.close()
     size = (path / "data.mdb").stat().st_size
@@ -89,15 +90,6 @@ def test_a_store_is_compacted_with_the_purged_messages_that_are_still_in_it(
     again = LmdbStore(path)
     assert [each.seq for each in again.log("S").scan("s.1", 0, limit=3)] == [5903, 5910, 5917]
     again.close()
-
-
-def _carry(store: LmdbStore) -> None:
-    group = store.seal()
-    store.begin(group)
-    while not store.write_some(group):
-        pass
-    store.commit(group)
-    store.finish(group)
 
 
 def test_a_store_in_use_a_missing_one_and_a_damaged_one_are_not_compacted(

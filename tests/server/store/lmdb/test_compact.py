@@ -21,6 +21,7 @@ from slipstream.server.store.lmdb.salvage import Survey
 from slipstream.server.store.lmdb.segments import Tuning
 from slipstream.server.store.lmdb.store import LmdbStore
 from tests.server.store.lmdb.test_crash import agrees_with_itself, content
+from tests.server.store.lmdb.test_lmdb import carry, drain
 from tests.server.store.lmdb.test_scrub import reported, scrub
 
 TUNING = Tuning(segment=64, slice=50, dirty=40, journal=200, cache=10, probe=16, page=7)
@@ -44,21 +45,6 @@ def store(path: Path) -> Iterator[LmdbStore]:
     fill(store)
     yield store
     store.close()
-
-
-def carry(store: LmdbStore) -> None:
-    group = store.seal()
-    store.begin(group)
-    while not store.write_some(group):
-        pass
-    store.commit(group)
-    store.finish(group)
-
-
-def drain(store: LmdbStore) -> None:
-    carry(store)
-    while store.backlog:
-        carry(store)
 
 
 def fill(store: LmdbStore, count: int = 2_000) -> None:
