@@ -407,6 +407,48 @@ def test_multi_last_of_subjects_that_are_overwritten_meanwhile_leaves_none_out()
     assert headers(end)["Nats-Num-Pending"] == "0"
 
 
+def overwritten_during(request: dict[str, int], overwritten: list[int], *, created: int = 0) -> list[Msg]:
+    """The answers to a multi-subject get of 1,000 subjects with one message each, some of them overwritten (and others
+    created) after its first chunk."""
+    client = Rig().client()
+    client.create("S", max_msgs_per_subject=1)
+    for n in range(1000):
+        client.publish(f"s.{n}", b"old")
+    rig = client.rig
+    client.ask("$JS.API.DIRECT.GET.S", {"multi_last": ["s.*"], **request}, settle=False)
+    rig.engine.step(rig.now)
+    for n in (*overwritten, *range(1000, 1000 + created)):
+        client.send(b"PUB s.%d 3\r\nnew\r\n" % n, settle=False)
+    rig.commit()
+    rig.settle()
+    return client.messages()
+
+
+@pytest.mark.spec("DG-25")
+def test_multi_last_from_a_sequence_on_sends_nothing_below_it_when_a_message_is_overwritten_meanwhile() -> None:
+    *messages, end = overwritten_during({"seq": 400}, [998])
+    assert sequences(messages) == [*range(400, 999), 1000, 1001]
+    assert headers(end)["Nats-Num-Pending"] == "0"
+
+
+@pytest.mark.spec("DG-25")
+def test_multi_last_that_cannot_be_completed_because_of_new_subjects_is_too_many_results() -> None:
+    """What was overwritten cannot be found among more than 1,024 subjects: an end of the batch would claim that the
+    answer is complete."""
+    *messages, end = overwritten_during({}, [998], created=100)
+    assert len(messages) == 999
+    assert status(end) == (413, "Too Many Results")
+
+
+@pytest.mark.spec("DG-25")
+@pytest.mark.parametrize("limit", [{"batch": 999}, {"max_bytes": 7_800}], ids=str)
+def test_multi_last_at_its_limit_counts_what_was_overwritten_meanwhile(limit: dict[str, int]) -> None:
+    *messages, end = overwritten_during(limit, [600])
+    assert "s.600" not in [headers(message)["Nats-Subject"] for message in messages]
+    assert len(messages) < 1000
+    assert headers(end)["Nats-Num-Pending"] == str(1000 - len(messages))
+
+
 def test_multi_last_ignores_empty_filters_and_no_hdr(client: Client) -> None:
     assert status(one(client.direct("S", {"multi_last": [""]}))) == (404, "No Results")
     message, _ = client.direct("S", {"multi_last": ["", "s.1"], "no_hdr": True})

@@ -387,8 +387,10 @@ class DirectBatch:
         self._seqs = seqs
         self._up_to, self._bound = up_to, bound
         self._patterns = [pattern for pattern in request.multi_last if pattern]
+        self._first = request.seq  # of `seqs`
         self._subjects: set[str] = set()  # of `seqs`, those that were sent
         self._has_lost = False
+        self._has_too_many = False  # subjects to find those that were lost
         self._at = 0  # next of `seqs`
         self._seq = start_of(peer.log, request)
         self._left = request.batch if request.batch > 0 or seqs is None else MAX_MULTI
@@ -457,7 +459,8 @@ class DirectBatch:
         else:
             count = self._send(records)
         over = not records or self._left <= 0 or self._bytes <= 0
-        ends = over and not self._must_recount()
+        # Not in the middle of a second look: the end would claim that nothing is left of what it is about to find.
+        ends = over and self._search is None and not self._must_recount()
         if sub is not None:
             if ends:
                 frames.append(hmsg(self._reply.encode(), sub.sid, self._end(), b""))
@@ -468,7 +471,8 @@ class DirectBatch:
             self._services.router.send(self._reply, self._end(), b"")
         if over and not ends:
             self._is_over = True
-            self._count()
+            if self._search is None:
+                self._count()
         return (Progress.DONE if ends else Progress.MORE), count
 
     def _has_more(self) -> bool:
@@ -537,8 +541,9 @@ class DirectBatch:
 
         def look() -> Walk[None]:
             newest = yield from snapshot.multi_last(self._patterns, up_to=self._bound, limit=MAX_MULTI)
+            self._has_too_many = newest is None
             for seq in newest or ():
-                record = self._log.get(seq)
+                record = self._log.get(seq) if seq >= self._first else None
                 if record is not None and record.subject not in self._subjects:
                     seqs.append(seq)
                     self._pending += 1
@@ -608,7 +613,9 @@ class DirectBatch:
 
     def _end(self) -> bytes:
         """The end of the batch: how many are left. nats-server says so in `Nats-Num-Pending`, the specification in
-        `Nats-Pending-Messages`: both are there."""
+        `Nats-Pending-Messages`: both are there. 413 if subjects may be missing that later pages would not have."""
+        if self._has_too_many:
+            return TOO_MANY
         pending = self._pending
         values = [(names.NUM_PENDING, str(pending)), (names.LAST_SEQUENCE, str(self._last))]
         if self._seqs is not None:
