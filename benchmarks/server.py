@@ -28,6 +28,7 @@ PAYLOAD = b"x" * 128
 SUBJECTS = 1000
 IN_FLIGHT = 4000
 CHUNK = 500
+TIMEOUT = 30.0
 CONNECT = b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true}\r\n'
 CREATE = b'{"name":"BENCH","subjects":["bench.*"],"allow_direct":true,"storage":"file"}'
 
@@ -36,19 +37,22 @@ class Wire:
     """A client of bytes."""
 
     def __init__(self, port: int, inbox: str = "b") -> None:
-        self.sock = socket.create_connection(("127.0.0.1", port), timeout=30)
+        self.sock = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.inbox = b"_INBOX.%b." % inbox.encode()
         self.sock.sendall(CONNECT + b"SUB %b* 1\r\nPING\r\n" % self.inbox)
         self.until(b"PONG\r\n")
 
+    def receive(self) -> bytes:
+        data = self.sock.recv(1 << 20)
+        if not data:
+            raise ConnectionError("the server closed the connection")
+        return data
+
     def until(self, mark: bytes) -> bytes:
         seen = b""
         while mark not in seen:
-            data = self.sock.recv(1 << 20)
-            if not data:
-                raise ConnectionError(f"the server closed the connection: {seen[-200:]!r}")
-            seen += data
+            seen += self.receive()
         return seen
 
     def request(self, subject: str, body: bytes, mark: bytes = b"\r\n\r\n") -> bytes:
@@ -132,20 +136,20 @@ def publish(wire: Wire, pieces: list[bytes], count: int, in_flight: int = IN_FLI
         if not unsent and queue and sent - acked <= in_flight - CHUNK:
             unsent = queue.pop()
             sent += CHUNK
-        reads, writes, _ = select.select([sock], [sock] if unsent else [], [], 30)
+        reads, writes, _ = select.select([sock], [sock] if unsent else [], [], TIMEOUT)
         if not reads and not writes:
             raise TimeoutError(f"{acked} of {count} acknowledged, then nothing")
         if writes:
             with contextlib.suppress(BlockingIOError):
                 unsent = unsent[sock.send(unsent) :]
         if reads:
-            data = carry + sock.recv(1 << 20)
+            data = carry + wire.receive()
             acked += data.count(b'"seq":')
             if b'"error"' in data:
                 raise RuntimeError(f"refused: {data[:300]!r}")
             carry = data[-5:]
     taken = time.perf_counter() - begin
-    sock.setblocking(True)
+    sock.settimeout(TIMEOUT)
     return count / taken
 
 
@@ -160,7 +164,7 @@ def read(wire: Wire, count: int, batch: int = 10_000) -> float:
         sock.sendall(b"PUB $JS.API.DIRECT.GET.BENCH _INBOX.b.g %d\r\n%b\r\n" % (len(body), body))
         here, carry = 0, b""
         while True:
-            data = carry + sock.recv(1 << 20)
+            data = carry + wire.receive()
             here += data.count(b"Nats-Sequence: ")
             if b"NATS/1.0 204" in data and data.endswith(b"\r\n\r\n\r\n"):
                 break
@@ -187,7 +191,9 @@ def gets(wire: Wire, count: int, body: bytes = b'{"seq":%d}', in_flight: int = 6
                 out.append(b"%b%d\r\n%b\r\n" % (prefix, len(text), text))
                 sent += 1
             sock.sendall(b"".join(out))
-        data = carry + sock.recv(1 << 20)
+        data = carry + wire.receive()
+        if b"NATS/1.0 404" in data:
+            raise RuntimeError(f"not found: {data[-300:]!r}")
         got += data.count(b"Nats-Sequence: ")
         carry = data[-14:]
     return got / (time.perf_counter() - begin)
