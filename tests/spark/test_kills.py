@@ -1,6 +1,9 @@
-"""Drivers, workers and servers killed at random points of a pipeline: every output is as if nothing had happened.
+"""Drivers, workers, servers and nodes killed at random points of a pipeline: every output is as if nothing happened.
 
-The short form is part of the suite; `make soak` does thirty rounds.
+The short form is part of the suite; `make soak` does thirty rounds on each kind of server. For more of them, or for the
+same once again:
+
+    SLIPSTREAM_KILL_ROUNDS=300 SLIPSTREAM_KILL_SEED=7 python -m pytest -m soak tests/spark/test_kills.py -k cluster -s
 """
 
 from __future__ import annotations
@@ -13,14 +16,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import pyarrow.parquet as pq
 import pytest
 
 from slipstream import BlockingJetStream, StreamConfig, connect_blocking
+from tests.cluster import NODES, Cluster
 from tests.servers import OurProcess, RealProcess
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -166,11 +172,84 @@ def command_of(pid: int) -> str:
     return text if "java" not in text.split(" ")[0] else ""
 
 
+class Target(Protocol):
+    """What the pipeline reads and writes, and what of it can be killed."""
+
+    replicas: int
+
+    @property
+    def urls(self) -> list[str]:
+        """Where clients connect."""
+
+    def strike(self, chance: random.Random) -> str:
+        """Kill something, start it again after a moment; gives its name."""
+
+    def settle(self) -> None:
+        """Wait until it serves as before."""
+
+
+class OneServer:
+    """A single server: while it is away, nothing goes on."""
+
+    replicas = 1
+
+    def __init__(self, server: OurProcess | RealProcess) -> None:
+        self._server = server
+
+    @property
+    def urls(self) -> list[str]:
+        return [self._server.url]
+
+    def strike(self, chance: random.Random) -> str:
+        self._server.kill()
+        time.sleep(chance.random())
+        self._server.start()
+        return "server"
+
+    def settle(self) -> None:
+        """It serves as soon as it has started."""
+
+
+class ThreeNodes:
+    """A cluster whose streams have three replicas: a node is killed with `kill -9`, and the two others go on."""
+
+    replicas = len(NODES)
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    @property
+    def urls(self) -> list[str]:
+        return self._cluster.urls
+
+    def strike(self, chance: random.Random) -> str:
+        name = chance.choice(NODES)
+        is_leader = self._cluster.leader("NUMBERS") == name
+        self._cluster.kill(name)
+        time.sleep(chance.random() * 8)  # an election takes about four seconds: some kills are over before it, some not
+        self._cluster.start(name)
+        return "leader" if is_leader else "follower"
+
+    def settle(self) -> None:
+        """A second node may only be killed when the first has caught up: two of three are a quorum."""
+        self._cluster.wait_until_whole()
+        last = self._last()
+        self._cluster.wait_until_level("NUMBERS", last)
+
+    def _last(self) -> int:
+        with connect_blocking(self.urls) as client:
+            return client.jetstream().stream("NUMBERS").info().state.last_seq
+
+
 @contextmanager
-def a_server(kind: str, folder: Path) -> Iterator[OurProcess | RealProcess]:
+def a_target(kind: str, folder: Path) -> Iterator[Target]:
+    if kind == "cluster":
+        with Cluster() as cluster:
+            yield ThreeNodes(cluster)
+        return
     folder.mkdir()
     with OurProcess(folder) if kind == "ours" else StoppedProcess(folder) as server:
-        yield server
+        yield OneServer(server)
 
 
 def publish(js: BlockingJetStream, numbers: range) -> None:
@@ -198,19 +277,30 @@ def check(js: BlockingJetStream, folder: Path, count: int) -> None:
     assert sorted(rows) == list(range(count))
 
 
-def rounds(kind: str, folder: Path, orders: list[str], *, seed: int) -> None:
+def file_for(replicas: int) -> str:
+    """The pipeline, with as many replicas of what it makes."""
+    text = FILE.replace("batched = true", f"batched = true\nreplicas = {replicas}")
+    return text.replace("[buckets.sums]", f"[buckets.sums]\nreplicas = {replicas}")
+
+
+def rounds(
+    kind: str, folder: Path, orders: list[str], *, seed: int, say: Callable[[str], None] = lambda _: None
+) -> Counter[str]:
+    """Do the rounds and compare all outputs; gives how often each thing was killed."""
     chance = random.Random(seed)
-    (folder / "kills.toml").write_text(FILE)
+    killed: Counter[str] = Counter()
     count = 0
-    with a_server(kind, folder / "server") as server:
-        with connect_blocking(server.url) as client:
-            client.jetstream().create_stream(StreamConfig(name="NUMBERS", subjects=("numbers.>",), allow_direct=True))
-        job = Job(folder, server.url)
+    with a_target(kind, folder / "server") as target:
+        (folder / "kills.toml").write_text(file_for(target.replicas))
+        config = StreamConfig(name="NUMBERS", subjects=("numbers.>",), allow_direct=True, num_replicas=target.replicas)
+        with connect_blocking(target.urls) as client:
+            client.jetstream().create_stream(config)
+        job = Job(folder, ",".join(target.urls))
         try:
-            for order in orders:
+            for number, order in enumerate(orders, 1):
                 job.start()
                 before = job.batches()
-                with connect_blocking(server.url) as client:
+                with connect_blocking(target.urls) as client:
                     publish(client.jetstream(), range(count, count + 1_200))
                 count += 1_200
                 job.wait_for_work(before)
@@ -220,30 +310,37 @@ def rounds(kind: str, folder: Path, orders: list[str], *, seed: int) -> None:
                 elif order == "worker":
                     job.kill_worker(chance)
                 else:
-                    server.kill()
-                    time.sleep(chance.random())
-                    server.start()
+                    order = target.strike(chance)
+                    target.settle()
+                killed[order] += 1
+                say(f"round {number}: {order}, {job.batches()} batches, {count} messages")
             job.finish()
         finally:
             job.close()
-        with connect_blocking(server.url) as client:
+        with connect_blocking(target.urls) as client:
             check(client.jetstream(), folder, count)
+    return killed
 
 
 @pytest.mark.spark
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(("kind", "orders"), [("ours", ["worker", "driver"]), ("real", ["server"])])
+@pytest.mark.parametrize(
+    ("kind", "orders"), [("ours", ["worker", "driver"]), ("real", ["server"]), ("cluster", ["node", "worker"])]
+)
 def test_every_output_is_right_after_kills(kind: str, orders: list[str], tmp_path: Path) -> None:
     rounds(kind, tmp_path, orders, seed=1)
 
 
 @pytest.mark.soak
 @pytest.mark.spark
-@pytest.mark.timeout(7200)
-@pytest.mark.parametrize("kind", ["ours", "real"])
-def test_every_output_is_right_after_thirty_rounds_of_kills(kind: str) -> None:
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")
+@pytest.mark.timeout(14_400)
+@pytest.mark.parametrize("kind", ["ours", "real", "cluster"])
+def test_every_output_is_right_after_many_rounds_of_kills(kind: str) -> None:
+    number = int(os.environ.get("SLIPSTREAM_KILL_ROUNDS", "30"))
+    seed = int(os.environ.get("SLIPSTREAM_KILL_SEED", "0")) or random.SystemRandom().randrange(1, 2**32)
+    print(f"{kind}: {number} rounds, seed {seed}", flush=True)
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="slipstream-kills-") as folder:
-        rounds(kind, Path(folder), chance.choices(["driver", "worker", "server"], k=30), seed=seed)
+        orders = chance.choices(["driver", "worker", "server"], k=number)
+        killed = rounds(kind, Path(folder), orders, seed=seed, say=lambda line: print(line, flush=True))
+    print(f"{kind}: killed {dict(killed)}", flush=True)
