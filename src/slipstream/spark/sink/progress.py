@@ -68,14 +68,16 @@ class Progress:
         self._stream = stream
         self._prefix = f"$KV.{bucket}.sink.{blake2b(stream.encode(), digest_size=8).hexdigest()}"
 
-    def prepare(self) -> None:
-        """Create the bucket if it does not exist; an existing one is used as it is configured."""
+    def prepare(self, replicas: int) -> None:
+        """Create the bucket if it does not exist, with the replicas of its target: rows that survive the loss of a
+        server are of no use to a retry whose record does not. An existing bucket is used as it is configured."""
         try:
             self._records.info()
             return
         except StreamNotFoundError:
             pass
-        config = BucketConfig(bucket=self._bucket, description="what Spark has written, for retries")
+        description = "what Spark has written, for retries"
+        config = BucketConfig(bucket=self._bucket, description=description, replicas=replicas)
         with suppress(StreamNameInUseError):  # another writer has just created it, with other settings
             self._js.create_key_value(config)
 

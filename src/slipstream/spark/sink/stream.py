@@ -357,8 +357,8 @@ def stream_task(options: Mapping[str, str], schema: StructType) -> StreamTask:
         )
 
     def prepare(js: JetStream) -> None:
-        check_target(js, found)
-        Progress(js, found.progress, found.stream).prepare()
+        target = check_target(js, found)
+        Progress(js, found.progress, found.stream).prepare(target.config.num_replicas)
 
     with RetryingConnection(found.connection, os.environ, retry_for=found.connection.plan_retry_for) as server:
         server.run(prepare)
