@@ -185,6 +185,15 @@ def test_the_command_has_jetstream_and_says_where_it_stores_and_what_to_do_next(
         assert "Connect with" not in core.log
 
 
+@pytest.mark.parametrize("command", [[*OURS, "--compat", "nats-server"], [real_binary()]], ids=["ours", "real"])
+def test_a_compatible_command_has_jetstream_only_if_it_is_asked_for(command: list[str], tmp_path: Path) -> None:
+    store = ("-sd", str(tmp_path / "data"))
+    for argv, is_on in (((), False), (store, False), (("-js", *store), True)):
+        with running("-a", "127.0.0.1", "-p", "-1", *argv, command=command) as server:
+            assert bool(greeting(server.port).get("jetstream")) is is_on
+            assert server.end() in (0, 1)  # nats-server's own is 1
+
+
 @pytest.mark.parametrize(
     ("argv", "folder"),
     [

@@ -48,8 +48,9 @@ def main(argv: Sequence[str], *, started: Callable[[Server], None] | None = None
         print(f"slipstream: v{VERSION}")
         return 0
     path = flags.text("config")
-    # A file says what the server has, as with nats-server. Without one it is started for JetStream, most of the time.
-    defaults = ProcessOptions(server=replace(COMMAND_DEFAULTS, jetstream=True))
+    # A file says what the server has, as with nats-server. Without one it is started for JetStream, most of the time;
+    # nats-server itself has JetStream only if it is asked for, and software under test may rely on that.
+    defaults = ProcessOptions(server=replace(COMMAND_DEFAULTS, jetstream=not flags.text("compat")))
     is_default = not path and not flags.is_set("jetstream")
 
     def read() -> ProcessOptions:
