@@ -93,7 +93,7 @@ def is_good(n: int) -> bool:
 def prepare(js: BlockingJetStream, name: str, **config: Any) -> None:
     js.create_stream(StreamConfig(name=name, subjects=(f"{name}.>",), allow_direct=True, **config))
     js.create_stream(StreamConfig(name=f"{name}_dead", subjects=(f"{name}_dead",), allow_direct=True))
-    Progress(js, DEFAULT_PROGRESS, name).prepare()
+    Progress(js, DEFAULT_PROGRESS, name).prepare(1)
 
 
 def stored(js: BlockingJetStream, name: str) -> Counter[int]:

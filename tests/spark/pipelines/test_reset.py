@@ -140,7 +140,7 @@ def test_reset_removes_the_records_of_retries_from_the_server(
         js = client.jetstream()
         js.create_stream(StreamConfig(name="RESET_BIG", subjects=("x",)))
         progress = Progress(js, DEFAULT_PROGRESS, "RESET_BIG")
-        progress.prepare()
+        progress.prepare(1)
         info = js.stream("RESET_BIG").info()
         for writer in ("abc-1", "abc-2"):
             progress.begin(Task(writer, 0, 0), info)

@@ -119,10 +119,10 @@ class TestIds:
 
 class TestProgress:
     def test_existing_bucket_is_used_as_configured(self, js: BlockingJetStream, fresh: str) -> None:
-        Progress(js, fresh, "S").prepare()
-        Progress(js, fresh, "S").prepare()
+        Progress(js, fresh, "S").prepare(1)
+        Progress(js, fresh, "S").prepare(1)
         js.update_key_value(BucketConfig(bucket=fresh, max_bytes=100_000_000))
-        Progress(js, fresh, "S").prepare()
+        Progress(js, fresh, "S").prepare(1)
         assert js.stream(f"KV_{fresh}").info().config.max_bytes == 100_000_000
 
     def test_bucket_created_meanwhile_by_another_writer_is_used(
@@ -132,7 +132,7 @@ class TestProgress:
         js.create_key_value(BucketConfig(bucket=fresh, history=5))
         with monkeypatch.context() as patch:
             patch.setattr(progress._records, "info", js.stream("none").info)
-            progress.prepare()
+            progress.prepare(1)
         assert js.stream(f"KV_{fresh}").info().config.max_msgs_per_subject == 5
 
 
@@ -151,7 +151,7 @@ class TestAttempts:
     def task(self, js: BlockingJetStream, any_server: str, fresh: str, batched: bool) -> StreamTask:
         make_stream(js, fresh, duplicate_window=NO_WINDOW, allow_batched=batched)
         options = StreamSinkOptions(stream=fresh, connection=Connection(servers=(any_server,)), max_in_flight=7)
-        Progress(js, options.progress, fresh).prepare()
+        Progress(js, options.progress, fresh).prepare(1)
         return StreamTask(options, Shape())
 
     def attempt(self, task: StreamTask, name: str, *, batch: int = 0, cut: int | None = None) -> Sent | None:
@@ -216,7 +216,7 @@ class TestAttempts:
     def test_ids_of_the_users_own(self, js: BlockingJetStream, any_server: str, fresh: str, batched: bool) -> None:
         make_stream(js, fresh, duplicate_window=NO_WINDOW, allow_batched=batched)
         options = StreamSinkOptions(stream=fresh, connection=Connection(servers=(any_server,)))
-        Progress(js, options.progress, fresh).prepare()
+        Progress(js, options.progress, fresh).prepare(1)
         task = StreamTask(options, Shape(has_msg_id=True))
         rows = rows_of(50, fresh).append_column("msg_id", pa.array([f"order-{n}" for n in range(50)]))
 
@@ -236,7 +236,7 @@ class TestAttempts:
     ) -> None:
         make_stream(js, fresh, duplicate_window=NO_WINDOW, allow_direct=False, allow_batched=batched)
         options = StreamSinkOptions(stream=fresh, connection=Connection(servers=(any_server,)))
-        Progress(js, options.progress, fresh).prepare()
+        Progress(js, options.progress, fresh).prepare(1)
         task = StreamTask(options, Shape())
         self.attempt(task, fresh, cut=60)
         time.sleep(NO_WINDOW.total_seconds() * 1.5)
@@ -255,7 +255,7 @@ class TestAttempts:
     ) -> None:
         make_stream(js, fresh, duplicate_window=NO_WINDOW, allow_atomic=True)
         options = StreamSinkOptions(stream=fresh, connection=Connection(servers=(any_server,)), atomic="true")
-        Progress(js, options.progress, fresh).prepare()
+        Progress(js, options.progress, fresh).prepare(1)
         task = StreamTask(options, Shape())
         self.attempt(task, fresh, cut=99)
         assert js.stream(fresh).info().state.messages == 0
@@ -276,7 +276,7 @@ class TestAttempts:
     ) -> None:
         make_stream(js, fresh, allow_atomic=True)
         options = StreamSinkOptions(stream=fresh, connection=Connection(servers=(any_server,)), atomic="true")
-        Progress(js, options.progress, fresh).prepare()
+        Progress(js, options.progress, fresh).prepare(1)
         task, batch = StreamTask(options, Shape()), rows_of(100, fresh)
 
         def overtaken() -> Iterator[pa.RecordBatch]:
@@ -294,7 +294,7 @@ class TestAttempts:
         make_stream(js, f"{fresh}_dead")
         connection = Connection(servers=(any_server,))
         options = StreamSinkOptions(stream=fresh, connection=connection, dead_letter=f"{fresh}_dead.rows")
-        Progress(js, options.progress, fresh).prepare()
+        Progress(js, options.progress, fresh).prepare(1)
         schema = pa.schema([("subject", pa.string()), ("data", pa.binary())])
         good = [{"subject": f"{fresh}.a", "data": b"%d" % n} for n in range(10)]
         bad = [
@@ -333,7 +333,7 @@ class TestAttempts:
         make_stream(js, f"{fresh}_dead")
         connection = Connection(servers=(any_server,))
         options = StreamSinkOptions(stream=fresh, connection=connection, dead_letter=f"{fresh}_dead.rows")
-        Progress(js, options.progress, fresh).prepare()
+        Progress(js, options.progress, fresh).prepare(1)
         kind = pa.map_(pa.string(), pa.string())
         headers = pa.array([None, [("Nats-TTL", "5s")], [("A", "x" * 100_000)], None], kind)
         rows = pa.RecordBatch.from_arrays(
@@ -346,7 +346,7 @@ class TestAttempts:
     def test_rejected_row_is_named(self, js: BlockingJetStream, any_server: str, fresh: str, batched: bool) -> None:
         make_stream(js, fresh, max_msg_size=300, allow_batched=batched)
         options = StreamSinkOptions(stream=fresh, connection=Connection(servers=(any_server,)))
-        Progress(js, options.progress, fresh).prepare()
+        Progress(js, options.progress, fresh).prepare(1)
         task = StreamTask(options, Shape())
         rows = [{"subject": f"{fresh}.a", "data": b"x" * (400 if n == 17 else 10) + bytes([n])} for n in range(30)]
         with pytest.raises(UsageError, match=rf"row 17 \(subject '{fresh}.a'\) was rejected: .*size"):
@@ -368,7 +368,7 @@ class TestAttempts:
         monkeypatch.setattr(Outbox, "flush", flush)
         make_stream(js, fresh, allow_batched=True, allow_atomic=True)
         options = StreamSinkOptions(stream=fresh, connection=Connection(servers=(any_server,)))
-        Progress(js, options.progress, fresh).prepare()
+        Progress(js, options.progress, fresh).prepare(1)
         task = StreamTask(options, Shape())
 
         def outbox(batch: int, task: StreamTask, cut: int | None = None) -> str:
@@ -393,7 +393,7 @@ class TestAttempts:
         """In a cluster a row of another attempt counts as a duplicate before it is safe; here it is removed by hand."""
         make_stream(js, fresh, allow_batched=True)
         options = StreamSinkOptions(stream=fresh, connection=Connection(servers=(any_server,)))
-        Progress(js, options.progress, fresh).prepare()
+        Progress(js, options.progress, fresh).prepare(1)
         task, batch = StreamTask(options, Shape()), rows_of(100, fresh)
 
         def overtaken(*, lost: bool) -> Iterator[pa.RecordBatch]:

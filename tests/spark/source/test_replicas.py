@@ -154,7 +154,7 @@ def test_fast_batches_are_there_once_while_the_leader_of_a_real_cluster_changes(
         cluster.wait_for_direct(fresh)
         connection = Connection(servers=tuple(cluster.urls), timeout=2.0, retry_for=retry_for)
         options = StreamSinkOptions(stream=fresh, connection=connection)
-        Progress(js, options.progress, fresh).prepare()
+        Progress(js, options.progress, fresh).prepare(1)
         rows = pa.RecordBatch.from_pylist(
             [{"subject": f"{fresh}.{n % 3}", "data": b"%0200d" % n} for n in range(2 * ROWS)]
         )
