@@ -138,6 +138,30 @@ async def test_a_pull_without_waiting_waits_until_it_expires(urls: tuple[str, st
     await same(urls, "PULL", scenario)
 
 
+async def test_a_pull_without_waiting_ends_at_its_first_heartbeat_when_acks_are_missing(
+    urls: tuple[str, str, str],
+) -> None:
+    """The fetch of nats-py relies on it: messages that arrive after it returned confuse the next one."""
+
+    async def scenario(wire: Wire) -> None:
+        await wire.create()
+        config = {"name": "c", "ack_policy": "explicit", "max_ack_pending": 2}
+        await wire.api(f"CONSUMER.CREATE.{wire.name}.c", {"stream_name": wire.name, "config": config})
+        for _ in range(4):
+            await wire.publish("a")
+        inbox = wire.nc.new_inbox()
+        sub = await wire.nc.subscribe(inbox)
+        pull = b'{"batch":9,"no_wait":true,"expires":20000000000,"idle_heartbeat":300000000}'
+        await wire.nc.publish(f"$JS.API.CONSUMER.MSG.NEXT.{wire.name}.c", pull, reply=inbox)
+        answers = [await sub.next_msg(timeout=10) for _ in range(3)]
+        wire.record += [(dict(answer.headers or {}).get("Status"), answer.data) for answer in answers]
+        await wire.nc.request(answers[0].reply, b"+ACK", timeout=10)
+        info = json.loads((await wire.nc.request(f"$JS.API.CONSUMER.INFO.{wire.name}.c", b"", timeout=10)).data)
+        wire.record.append((info["num_pending"], info["num_waiting"]))  # the ack let no further message out
+
+    await same(urls, "BEAT", scenario)
+
+
 async def test_leaders_do_not_step_down_on_a_single_server(urls: tuple[str, str, str]) -> None:
     async def scenario(wire: Wire) -> None:
         await wire.create()

@@ -188,6 +188,9 @@ class PullDelivery:
                 reason = (500, "Message Corrupt") if self._cursor.stopped_at else (408, "Request Timeout")
                 router.send(request.reply, request.ended(*reason), b"")
                 queue.end(request)
+            elif request.ends_here:  # it has some messages, and acks must come before the next: as on nats-server
+                router.send(request.reply, NO_MESSAGES, b"")
+                queue.end(request)
             elif router.interest(request.reply)[0]:
                 router.send(request.reply, self._heartbeat(), b"")
                 request.beat = now + max(request.heartbeat, len(queue) * HEARTBEAT_SHARE)
