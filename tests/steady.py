@@ -55,7 +55,7 @@ class Watch:
             servers = [stack.enter_context(server) for url in self._urls if (server := _connected(url)) is not None]
             while not is_done:
                 is_done = self._done.wait(STEP)
-                servers = [server for server in servers if _has_answered(server)]
+                servers = [server for server in servers if has_answered(server)]
                 now = time.monotonic()
                 self.longest, before = max(self.longest, now - before - STEP), now
 
@@ -70,12 +70,12 @@ def _connected(url: str) -> socket.socket | None:
     return server
 
 
-def _has_answered(server: socket.socket) -> bool:
+def has_answered(server: socket.socket) -> bool:
     """Whether the server answers a PING."""
     try:
         server.sendall(b"PING\r\n")
         answer = b""
-        while not answer.endswith(b"PONG\r\n"):
+        while b"PONG\r\n" not in answer:  # a PING of the server may follow it at once
             received = server.recv(65536)
             answer += received
             if not received:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.steady import ATTEMPTS, STANDSTILL
+from tests.steady import ATTEMPTS, STANDSTILL, has_answered
 
 ROOT = Path(__file__).parents[1]
 
@@ -177,3 +177,14 @@ def test_a_failure_on_a_machine_that_kept_going_counts(suite: Suite, server: Slo
     assert not suite.run(failures=1, url=server.url, mark=STEADY)
     assert suite.attempts == 1
     assert "stood still" not in suite.output
+
+
+def test_server_that_sends_a_ping_right_behind_its_answer_does_not_stand_still() -> None:
+    ours, its = socket.socketpair()
+    with ours, its:
+        ours.settimeout(5)
+        its.sendall(b"INFO {}\r\nPONG\r\nPING\r\n")
+        assert has_answered(ours)
+        its.sendall(b"PO")
+        its.sendall(b"NG\r\n")
+        assert has_answered(ours)
