@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-cluster test test-native test-floor check check-types bench bench-growth native pure soak soak-native spec docs clean java browser
+.PHONY: help demo demo-cluster test test-native test-floor check lint check-types bench bench-growth native pure soak soak-native spec docs clean java browser
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -56,21 +56,24 @@ demo-cluster: java $(STAMP) ## The same on three nats-servers and a Spark cluste
 # processes have the other half, after the rest, whose tests have deadlines (nice). spark_archive.py lets them start in half the
 # time. Each of the two takes the next test when it is done with one (loadgroup without groups), so that neither is left with a
 # long file in the end. What they print comes last. The compiled form is built meanwhile, behind all of them, and its tests run
-# in the time that those of Spark still need; where there is no C compiler, `make test-native` says so and is done.
-test: java browser $(STAMP) check ## Lint, types and all tests but the long ones
+# in the time that those of Spark still need; where there is no C compiler, `make test-native` says so and is done. mypy, half a
+# minute on one core, runs beside the first tests; what it found comes last, too.
+test: java browser $(STAMP) lint ## Lint, types and all tests but the long ones
 	@$(FIND_JAVA); \
+	types=$$(mktemp); $(PY) -m mypy >$$types 2>&1 & check=$$!; \
 	log=$$(mktemp); \
 	{ $(PY) tools/spark_archive.py $(ARCHIVE); exec nice -n 5 $(PY) -m pytest -m "not soak and spark" -n 2 --dist loadgroup \
 	    $(SPARK_TESTS); } \
 	    >$$log 2>&1 & spark=$$!; \
 	nice -n 10 $(PY) tools/native.py build --level 1 >/dev/null 2>&1 & build=$$!; \
-	trap 'kill $$spark $$build 2>/dev/null' INT TERM; \
+	trap 'kill $$check $$spark $$build 2>/dev/null' INT TERM; \
 	SLIPSTREAM_PURE=1 $(PY) -m pytest -m "not soak and not spark" -n 5; plain=$$?; \
 	wait $$build; \
 	( $(RUN_NATIVE) ); native=$$?; \
 	echo 'waiting for the tests of Spark'; \
 	wait $$spark; spark=$$?; cat $$log; rm -f $$log; \
-	exit $$((plain || native || spark))
+	wait $$check; check=$$?; cat $$types; rm -f $$types; \
+	exit $$((plain || native || spark || check))
 
 # The compiled form is built beside src, so that other tests are of the sources; a build is kept until one of them changes.
 # Tests that cannot run on it are in tests/pure_only.py. The C compiler optimises little: the build takes half the time. What
@@ -86,10 +89,12 @@ test-floor: ## The tests but those of Spark with the oldest packages that pyproj
 	$(VENV)-floor/bin/python -m pip install --quiet --constraint $(VENV)-floor/floor.txt --editable '.[all]' --group dev; \
 	$(VENV)-floor/bin/python -m pytest -m "not soak and not spark" -n 5
 
-check: $(STAMP) ## Lint, formatting, types, generated code
+check: lint ## Lint, formatting, generated code, types
+	$(PY) -m mypy
+
+lint: $(STAMP)
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
-	$(PY) -m mypy
 	$(PY) tools/unasync.py --check
 
 # Not part of `check`: it needs Node.js and npm.
