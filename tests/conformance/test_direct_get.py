@@ -6,6 +6,7 @@ import json
 import re
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,13 @@ from slipstream import connect
 from slipstream.api import GetRequest, encode_json
 from slipstream.api.times import format_time
 from slipstream.errors import StaleReadError, TooManyResultsError, UsageError
+from slipstream.jetstream.reads._async import last_many
+from slipstream.jetstream.reads._async.direct_gets import DirectGets
+from slipstream.jetstream.reads._async.last_many import LastMany
 from slipstream.jetstream.reads.direct_get import BatchItem, EndOfBatch, decode
+from slipstream.jetstream.reads.goal import ReadGoal
+from slipstream.jetstream.reads.retry import Retry
+from slipstream.jetstream.requests import SubjectsPage
 from slipstream.wire import Headers, parse_status
 from tests.conformance.test_streams import config, fill
 
@@ -153,6 +160,79 @@ async def test_pages_of_many_subjects_are_cut_by_bytes(any_server: str, fresh: s
             await js.publish(f"{fresh}.{n}", b"x" * 300_000)
         found = await stream.get_last_many([f"{fresh}.*"], min_last_seq=40)
         assert [message.seq for message in found.values()] == list(range(1, 41))
+
+
+@pytest.mark.parametrize("is_pattern", [True, False])
+@pytest.mark.parametrize("is_bounded", [False, True])
+@pytest.mark.parametrize("wanted", [0, 1])
+@pytest.mark.spec("DG-25", on="C")
+async def test_subject_whose_newest_message_is_deleted_between_pages_is_not_left_out(
+    any_server: str, fresh: str, monkeypatch: pytest.MonkeyPatch, wanted: int, is_bounded: bool, is_pattern: bool
+) -> None:
+    ask = DirectGets.ask
+    subjects = [f"{fresh}.{n}" for n in range(8)]
+    async with connect(any_server) as nc:
+        js = nc.jetstream(timeout=15)
+        stream = await js.create_stream(config(fresh))
+        await fill(js, fresh, 8, subjects=8)
+        left = [(await js.publish(subject, b"x" * 100)).seq for subject in subjects]
+        last = left[-1]
+
+        async def ask_and_delete(self: DirectGets, goal: ReadGoal, request: GetRequest, **how: Any) -> object:
+            answer = await ask(self, goal, request, **how)
+            if left and request.multi_last:  # of the subject that would be read last; in front of all pages that follow
+                await stream.delete_message(left.pop())
+            return answer
+
+        monkeypatch.setattr(last_many, "PAGE_BYTES", 150)  # two messages
+        monkeypatch.setattr(DirectGets, "ask", ask_and_delete)
+        asked = [f"{fresh}.*"] if is_pattern else [*subjects, f"{fresh}.none"]
+        found = await stream.get_last_many(asked, up_to_seq=last if is_bounded else 0, min_last_seq=wanted * last)
+        assert sorted(found) == subjects
+
+
+@pytest.mark.spec("DG-25", on="C")
+async def test_subjects_whose_newest_messages_were_deleted_without_erasing_are_not_left_out(
+    any_server: str, fresh: str
+) -> None:
+    """nats-server 2.15.1 leaves out those whose older message is in an earlier block, of 4 MB here."""
+    async with connect(any_server) as nc:
+        js = nc.jetstream(timeout=15)
+        stream = await js.create_stream(config(fresh, max_msgs_per_subject=3))
+        subjects = [f"{fresh}.{n}" for n in range(1_000)]
+        async with js.publisher() as publisher:
+            for n in range(2_000):
+                await publisher.publish(subjects[n % 1_000], b"x" * 3_000)
+        for seq in range(2_000, 1_001, -1):  # in this order
+            await stream.delete_message(seq, erase=False)
+        for asked in ([f"{fresh}.*"], [*subjects[-100:], f"{fresh}.none"], subjects[-1]):
+            for bound in (0, 1_001):
+                found = await stream.get_last_many(asked, min_last_seq=2_000, up_to_seq=bound)
+                expected = [asked] if isinstance(asked, str) else subjects if len(asked) == 1 else subjects[-100:]
+                assert sorted(found) == sorted(expected)
+
+
+async def test_subjects_of_a_pattern_that_vanish_between_pages_of_the_list_hide_no_others(
+    any_server: str, fresh: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subjects_page = LastMany._subjects_page  # of a hundred thousand: here of ten
+    async with connect(any_server) as nc:
+        js = nc.jetstream(timeout=15)
+        stream = await js.create_stream(config(fresh))
+        await fill(js, fresh, 1_100, subjects=1_100)
+        left = sorted(f"{fresh}.{n}" for n in range(1_100))[:4]
+
+        async def few(self: LastMany, goal: ReadGoal, pattern: str, offset: int) -> SubjectsPage | Retry:
+            page = await subjects_page(self, goal, pattern, offset)
+            if isinstance(page, SubjectsPage):
+                if left:
+                    await stream.purge(subject=left.pop())
+                return page._replace(subjects=tuple(sorted(page.subjects)[:300]))
+            return page
+
+        monkeypatch.setattr(LastMany, "_subjects_page", few)
+        found = await stream.get_last_many(f"{fresh}.*")
+        assert len(found) == 1_096
 
 
 async def test_bounds_that_exclude_each_other_are_refused(our_url: str) -> None:

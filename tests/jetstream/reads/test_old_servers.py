@@ -1,4 +1,5 @@
-"""Servers that know less: without batches (before 2.11), found out by what they answer, served as well as can be."""
+"""Servers that know less, found out by what they answer, served as well as can be: without batches (before 2.11), and
+such that break off an answer about many subjects."""
 
 from __future__ import annotations
 
@@ -95,3 +96,74 @@ def test_a_server_without_multi_subject_gets_gives_what_proves_itself() -> None:
         assert stream.get(3, min_last_seq=3).data == b"3"
         with pytest.raises(StaleReadError, match=r"2\.11 or newer"):
             stream.get_last("s.b", min_last_seq=3, timeout=0.5)
+
+
+class BreakingOff:
+    """As nats-server 2.15.1: a message that is removed while an answer is sent ends it with a 404 instead of an EOB."""
+
+    def __init__(self, *, after: int) -> None:
+        self._after = after  # messages
+        self.has_broken = False
+        self._stored = {1: "s.c", 2: "s.d", 5: "s.a", 6: "s.b", 7: "s.c", 8: "s.d"}
+
+    def __call__(self, peer: Peer) -> None:
+        peer.greet()
+        said = b""
+        while True:
+            try:
+                said += peer.expect(b"\r\n")
+            except AssertionError:  # the client hung up
+                return
+            found = PUB.search(said)
+            if said.endswith(b"PING\r\n"):
+                peer.send(b"PONG\r\n")
+                said = b""
+            elif found is not None:
+                body = said[found.end() :]
+                while len(body) < int(found[4]) + 2:
+                    body += peer.expect(b"\r\n")
+                peer.send(self._answer(found[1], found[2], json.loads(body)))
+                said = b""
+
+    def _answer(self, subject: bytes, inbox: bytes, body: dict[str, Any]) -> bytes:
+        if subject == b"$JS.API.STREAM.INFO.S":
+            names = sorted(set(self._stored.values()))
+            state = {"messages": 6, "first_seq": 1, "last_seq": 8, "first_ts": TIME, "last_ts": TIME}
+            config = {"name": "S", "allow_direct": True}
+            listed = {"state": {**state, "subjects": dict.fromkeys(names, 1)}, "total": len(names), "offset": 0}
+            info = json.dumps({"config": config, "created": TIME, **listed}).encode()
+            return b"MSG %b 1 %d\r\n%b\r\n" % (inbox, len(info), info)
+        asked = set(body["multi_last"])
+        newest = {name: seq for seq, name in self._stored.items() if "s.*" in asked or name in asked}
+        seqs = [seq for seq in sorted(newest.values()) if seq >= body.get("seq", 0)]
+        sent = []
+        for index, seq in enumerate(seqs):
+            if index == self._after and not self.has_broken:
+                self.has_broken = True
+                del self._stored[8], self._stored[7]
+                return b"".join(sent) + reply(inbox, b"NATS/1.0 404 Message Not Found\r\n\r\n")
+            header = (
+                f"NATS/1.0\r\nNats-Stream: S\r\nNats-Subject: {self._stored[seq]}\r\nNats-Sequence: {seq}\r\n"
+                f"Nats-Time-Stamp: {TIME}\r\nNats-Num-Pending: {len(seqs) - index - 1}\r\nNats-Last-Sequence: 0\r\n\r\n"
+            )
+            sent.append(reply(inbox, header.encode(), b"x"))
+        if not newest:
+            return reply(inbox, b"NATS/1.0 404 No Results\r\n\r\n")
+        end = b"NATS/1.0 204 EOB\r\nNats-Num-Pending: 0\r\nNats-Last-Sequence: 6\r\nNats-UpTo-Sequence: 8\r\n\r\n"
+        return b"".join(sent) + reply(inbox, end)
+
+
+@pytest.mark.parametrize("after", range(4))
+@pytest.mark.parametrize("asked", [("s.*",), ("s.a", "s.b", "s.c", "s.d", "s.e")])
+@pytest.mark.spec("DG-25", on="C")
+def test_answer_that_is_broken_off_is_completed(asked: tuple[str, ...], after: int) -> None:
+    script = BreakingOff(after=after)
+    with FakeServer(script) as server, connect_blocking(server.url) as nc:
+        found = nc.jetstream().stream("S").get_last_many(asked)
+        assert script.has_broken
+        assert {name: message.seq for name, message in found.items()} == {
+            "s.c": 7 if after == 3 else 1,  # sent before it was removed
+            "s.d": 2,
+            "s.a": 5,
+            "s.b": 6,
+        }

@@ -47,6 +47,7 @@ _STAMP = re.compile(
     % (names.RESPONDER.encode(), names.AS_OF.encode(), names.CREATED.encode())
 )
 _STATUS_LINE = len(b"NATS/1.0")
+_MESSAGE_GONE = b"NATS/1.0 404 Message Not Found\r\n"  # "No Results" if a multi-subject get finds nothing
 _UNKNOWN = -1
 
 
@@ -175,7 +176,18 @@ class Replies:
     For a handful of messages: whole batches have `columns.py`. A 404 is an answer too: `is_missing`.
     """
 
-    __slots__ = ("_asked", "_has_stamp", "_min_last_seq", "end", "error", "is_missing", "items", "responder", "stamp")
+    __slots__ = (
+        "_asked",
+        "_has_stamp",
+        "_min_last_seq",
+        "end",
+        "error",
+        "is_broken_off",
+        "is_missing",
+        "items",
+        "responder",
+        "stamp",
+    )
 
     def __init__(self, asked: str, *, min_last_seq: int = 0, has_stamp: bool = False) -> None:
         self._asked = asked
@@ -183,6 +195,7 @@ class Replies:
         self.items: list[BatchItem] = []
         self.end: EndOfBatch | None = None
         self.is_missing: bool = False
+        self.is_broken_off: bool = False  # of a multi-subject get: a message was removed before its turn came
         self.responder: str = ""  # the server that answered, where that is known
         self._has_stamp = has_stamp  # whether one was asked for
         self.stamp: Stamp | None = None
@@ -197,6 +210,7 @@ class Replies:
             found = decode(msg, asked=self._asked, min_last_seq=self._min_last_seq)
         except MessageNotFoundError:
             self.is_missing = True
+            self.is_broken_off = msg.header.startswith(_MESSAGE_GONE)
             return True
         except Error as error:
             self.error = error

@@ -482,7 +482,7 @@ class ReadRule:
 
     def _absent_from(self, goal: ReadGoal, request: GetRequest, before: LeaderWord) -> Steps[Found | Retry | None]:
         """Whether nothing of a subject or pattern follows: the newest of each subject lies before."""
-        if request.start_time is not None:
+        if request.start_time is not None or (has_wildcard(request.next_by_subj) and self.may_leave_out()):
             return None
         asked = GetRequest(multi_last=(request.next_by_subj,))
         try:
@@ -619,6 +619,16 @@ class ReadRule:
         if is_named or is_level:
             return answer
         return Retry(goal.stale("neither its leader's copy nor one level with it answered"))
+
+    def may_leave_out(self) -> bool:
+        """Whether a multi-subject get may miss subjects that have messages, as that of nats-server 2.15.1 does.
+
+        That takes a newest message of a subject that is removed while an older one stays.
+        """
+        config = self.cache.config
+        if self.cache.is_lossless or config is None:
+            return not self.cache.is_lossless
+        return config.max_msgs_per_subject != 1 and (not config.deny_delete or config.allow_msg_ttl)
 
     def exists(self, goal: ReadGoal) -> Steps[None]:
         """Wait until what is wanted is known to exist: an answer that was asked for before proves nothing about it."""

@@ -3,13 +3,23 @@
 
 A server answers for 1,024 subjects at most and ends a page by its bytes. Longer lists are cut; a pattern that matches
 more is resolved by the leader first. A page continues the one before only if its responder is at least as far: on an
-older copy a subject could lie in front of that sequence and would be missed. The blocking twin is generated from this
-file (`tools/unasync.py`).
+older copy a subject could lie in front of that sequence and would be missed.
+
+One page is one state of its responder. Between two pages the newest message of a subject may be removed while an older
+one stays: it then lies in front of the next page. So after an answer of several pages, the subjects that were not found
+are requested again, until one page has answered for each of them; those of a pattern are named by the leader. The same
+if nats-server breaks off in the middle of an answer, as it does if a message is removed before its turn comes.
+
+nats-server (2.15.1) also leaves out subjects whose newest message was deleted without being erased, if the older ones
+are in an earlier block of its file. A trusted read of a stream in which that may happen requests the newest message of
+each subject that is missing, which nats-server finds.
+
+The blocking twin is generated from this file (`tools/unasync.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -28,7 +38,7 @@ from slipstream.jetstream.reads._sync.drive import ReadDriver
 from slipstream.jetstream.reads._sync.leader_read import LeaderRead
 from slipstream.jetstream.reads._sync.leader_requests import NO_LEADER
 from slipstream.jetstream.reads._sync.native_read import NativeRead
-from slipstream.jetstream.reads.direct_get import EndOfBatch, Replies, StoredMessage
+from slipstream.jetstream.reads.direct_get import Replies, StoredMessage
 from slipstream.jetstream.reads.goal import ReadGoal
 from slipstream.jetstream.reads.retry import Retry
 from slipstream.jetstream.reads.rule import ReadRule
@@ -109,15 +119,38 @@ class LastMany:
         return in_order(found)
 
     def _piece(self, goal: ReadGoal, subjects: tuple[str, ...], bound: Bound, *, keeps: bool) -> list[StoredMessage]:
-        """One request's worth of subjects, page by page, each at least as far as the wanted sequence and the last.
+        """One request's worth of subjects; none is left out that had a message all the time.
 
         `keeps`: the server keeps `min_last_seq`, or nothing is wanted.
         """
+        found, is_whole = self._pages(goal, subjects, bound, keeps=keeps)
+        is_doubtful = not keeps and self._rule.may_leave_out()
+        if is_whole and not is_doubtful:
+            return found
+        names: list[str] = []
+        for subject in subjects:
+            names += self._resolve(goal, subject) if has_wildcard(subject) else [subject]
+        missing = _without(names, found)
+        if is_doubtful:
+            return found + self._one_by_one(goal, missing, bound, keeps=False)
+        left = list(in_pieces(missing))
+        while left:
+            piece = left.pop()
+            more, is_whole = self._pages(goal, piece, bound, keeps=keeps)
+            found += more
+            if not is_whole:  # at least one fewer than before
+                left += in_pieces(_without(piece, more))
+        return found
+
+    def _pages(
+        self, goal: ReadGoal, subjects: tuple[str, ...], bound: Bound, *, keeps: bool
+    ) -> tuple[list[StoredMessage], bool]:
+        """The pages of an answer, each at least as far as the wanted sequence and the last; whether it was only one."""
         found: list[StoredMessage] = []
-        start, part = 0, goal
+        start, part, is_whole = 0, goal, True
 
         def attempt() -> list[StoredMessage] | Retry:
-            nonlocal start, part
+            nonlocal start, part, is_whole
             answer = self._page(part, subjects, bound, start, keeps=keeps)
             if isinstance(answer, Retry):
                 return answer
@@ -128,22 +161,26 @@ class LastMany:
                 start = 0
                 return Retry(part.behind(0))
             end = answer.end
-            if end is None:
-                return found
-            found.extend(_messages_of(goal, answer, end))
-            reached = 0 if bound else end.up_to_seq
+            found.extend(_messages_of(goal, answer))
+            reached = 0 if bound or end is None else end.up_to_seq
             goal.reach(reached)
-            if end.pending <= 0 or not answer.items:
+            if end is None:
+                is_whole = False
+                if not answer.items:
+                    return Retry(goal.stale("messages were removed while they were read"))
+            elif end.pending <= 0 or not answer.items:
                 return found
+            is_whole = False
             start, part = found[-1].seq + 1, part.for_all_of(reached)
             return Retry()
 
-        return self._driver.repeat(goal, attempt)
+        return self._driver.repeat(goal, attempt), is_whole
 
     def _page(
         self, goal: ReadGoal, subjects: tuple[str, ...], bound: Bound, start: int, *, keeps: bool
     ) -> Replies | Retry | None:
-        """One page that may be believed; None if nothing was found, which may have to be proven."""
+        """One page that may be believed; None if nothing was found, which may have to be proven. Without an end, it was
+        broken off."""
         request = GetRequest(
             multi_last=subjects,
             seq=start,
@@ -155,7 +192,8 @@ class LastMany:
         if not keeps:
             return self._driver.run(goal, self._rule.newest_page(goal, request, subjects))
         answer = self._direct.ask(goal, request, is_late=bool(request.min_last_seq))
-        return None if isinstance(answer, Replies) and answer.is_missing else answer
+        is_empty = isinstance(answer, Replies) and answer.is_missing and not answer.items and not answer.is_broken_off
+        return None if is_empty else answer
 
     def _not_found(
         self, goal: ReadGoal, subjects: tuple[str, ...], bound: Bound, *, keeps: bool
@@ -168,14 +206,27 @@ class LastMany:
             return []
         if keeps:
             newest = self._piece(goal, subjects, _UNBOUNDED, keeps=True)
-        else:
-            newest = []
+            return self._up_to(goal, newest, bound, keeps=True)
+        if any(has_wildcard(subject) for subject in subjects):
             for subject in subjects:
-                message = self._driver.run(goal, self._rule.get(goal, GetRequest(last_by_subj=subject)))
-                if message is not None:
-                    newest.append(message)
-        if any(has_wildcard(subject) for subject in subjects) and newest and not keeps:
-            return self._again(goal, subjects, bound)
+                if self._driver.run(goal, self._rule.get(goal, GetRequest(last_by_subj=subject))) is not None:
+                    return self._again(goal, subjects, bound)
+            return []
+        return self._one_by_one(goal, subjects, bound, keeps=False)
+
+    def _one_by_one(self, goal: ReadGoal, subjects: Iterable[str], bound: Bound, *, keeps: bool) -> list[StoredMessage]:
+        """The newest messages of literal subjects, each by a request and a proof of its own."""
+        newest = []
+        for subject in subjects:
+            message = self._driver.run(goal, self._rule.get(goal, GetRequest(last_by_subj=subject)))
+            if message is not None:
+                newest.append(message)
+        return self._up_to(goal, newest, bound, keeps=keeps)
+
+    def _up_to(
+        self, goal: ReadGoal, newest: Sequence[StoredMessage], bound: Bound, *, keeps: bool
+    ) -> list[StoredMessage]:
+        """Newest messages, where they lie beyond a bound those before it."""
         found = []
         for message in newest:
             is_beyond = bool(bound) and bound.excludes(message)
@@ -209,13 +260,23 @@ class LastMany:
         return self._driver.repeat(goal, attempt)
 
     def _resolve(self, goal: ReadGoal, pattern: str) -> list[str]:
-        """The subjects behind a pattern, by the leader."""
+        """The subjects behind a pattern, by the leader.
+
+        Pages are cut from a sorted list by position. So each begins with the last subject of the one before: otherwise
+        subjects in front of it were removed meanwhile, and others would be skipped.
+        """
         goal.with_leader = True
         found: list[str] = []
         while True:
-            page = self._driver.repeat(goal, partial(self._subjects_page, goal, pattern, len(found)))
-            found += page.subjects
-            if not page.subjects or len(found) >= page.total:
+            offset = max(len(found) - 1, 0)
+            page = self._driver.repeat(goal, partial(self._subjects_page, goal, pattern, offset))
+            names = sorted(page.subjects)
+            if found and (not names or names[0] != found[-1]):
+                found.clear()
+                self._driver.wait(goal, Retry(goal.stale("its subjects change while they are listed")))
+                continue
+            found += names[1:] if found else names
+            if len(names) <= 1 or offset + len(names) >= page.total:
                 return found
 
     def _subjects_page(self, goal: ReadGoal, pattern: str, offset: int) -> SubjectsPage | Retry:
@@ -235,8 +296,14 @@ class LastMany:
         return Retry(goal.behind(page.last_seq)) if page.last_seq < goal.wanted else page
 
 
-def _messages_of(goal: ReadGoal, answer: Replies, end: EndOfBatch) -> list[StoredMessage]:
-    if end.up_to_seq < 0:
+def _without(subjects: Sequence[str], found: Sequence[StoredMessage]) -> dict[str, None]:
+    """The subjects of which no message was found."""
+    there = {message.subject for message in found}
+    return dict.fromkeys(subject for subject in subjects if subject not in there)
+
+
+def _messages_of(goal: ReadGoal, answer: Replies) -> list[StoredMessage]:
+    if answer.end is not None and answer.end.up_to_seq < 0:
         raise goal.stale("the server does not know multi-subject gets: nats-server 2.11 or newer is needed")
     return [item.message for item in answer.items]
 
