@@ -194,7 +194,8 @@ class Search(Generic[T]):
 
     def run(self) -> tuple[Progress, int]:
         units = 0
-        if self._asker is not None and self._asker.closed:
+        # Not before the first slice: closing a walk that was not begun would leave its snapshot open.
+        if self._is_deferred and self._asker is not None and self._asker.closed:
             self._walk.close()
             return Progress.DONE, 0
         try:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from slipstream.api import parse_time
+from slipstream.server.store.lmdb.store import LmdbStore
 from slipstream.wire import Headers, Msg
 from tests.server.support import SECOND, START, Client, Rig, headers, sequences, status
 
@@ -405,6 +408,44 @@ def test_multi_last_of_subjects_that_are_overwritten_meanwhile_leaves_none_out()
     assert len(messages) == len(found) == 1000
     assert (found["s.0"], found["s.999"]) == (b"old", b"new")
     assert headers(end)["Nats-Num-Pending"] == "0"
+
+
+def test_multi_last_of_a_subject_that_is_written_all_the_time_comes_to_its_end() -> None:
+    """The message that a search finds is overwritten before the search is over, whenever it is repeated."""
+    client = Rig().client()
+    client.create("S", max_msgs_per_subject=1)
+    for n in range(6_000):
+        client.send(b"PUB s.%d.x 3\r\nold\r\n" % n, settle=False)
+    client.send(b"PUB s.1.hot 3\r\nold\r\n")
+    rig, writer = client.rig, client.rig.client()
+    client.ask("$JS.API.DIRECT.GET.S", {"multi_last": ["s.*.hot"]}, settle=False)
+    answers: list[Msg] = []
+    for _ in range(100):
+        writer.send(b"PUB s.1.hot 3\r\nnew\r\n", settle=False)
+        rig.engine.step(rig.now)
+        rig.commit()
+        rig.flush()
+        answers += client.messages()
+        if len(answers) == 2:
+            break
+    message, end = answers
+    assert message.payload == b"new"
+    assert headers(end)["Nats-Num-Pending"] == "0"
+
+
+def test_reads_that_are_released_after_their_clients_left_keep_no_snapshots(tmp_path: Path) -> None:
+    """Otherwise there are as many as there may be soon, and no search is possible any more."""
+    rig = Rig(store=LmdbStore(tmp_path, map_size=1 << 26))
+    client = rig.client()
+    client.create("S", storage="file")
+    for n in range(1, 140):
+        other = rig.client()
+        other.ask("$JS.API.DIRECT.GET.S", {"multi_last": ["s.*"], "min_last_seq": n})
+        rig.engine.disconnect(other.cid)
+        client.publish("s.1")
+    message, end = client.direct("S", {"multi_last": ["s.*"]})
+    assert sequences([message]) == [139]
+    assert status(end)[0] == 204
 
 
 def overwritten_during(request: dict[str, int], overwritten: list[int], *, created: int = 0) -> list[Msg]:

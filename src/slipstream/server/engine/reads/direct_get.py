@@ -37,6 +37,7 @@ CHUNK = 512
 CHUNK_BYTES = 256 * 1024
 FEW_MESSAGES = 512  # of a stream that is searched in one piece
 FEW_SUBJECTS = 256  # the same for the last message of a filter
+KEPT_BYTES = 16 * 1024  # of messages that were gone when their turn came, and were found again
 
 T = TypeVar("T")
 
@@ -389,7 +390,8 @@ class DirectBatch:
         self._patterns = [pattern for pattern in request.multi_last if pattern]
         self._first = request.seq  # of `seqs`
         self._subjects: set[str] = set()  # of `seqs`, those that were sent
-        self._has_lost = False
+        self._has_lost = False  # a message of `seqs` was gone when its turn came
+        self._kept: dict[int, Record] = {}  # found by a second look
         self._has_too_many = False  # subjects to find those that were lost
         self._at = 0  # next of `seqs`
         self._seq = start_of(peer.log, request)
@@ -439,6 +441,9 @@ class DirectBatch:
             return Progress.DONE, 0  # the reader went away
         if congested:
             return Progress.BLOCKED, 0
+        if self._is_over and self._must_look():
+            self._look_again()
+            return Progress.MORE, SLICE_UNITS // 4
         if self._is_over:
             self._services.router.send(self._reply, self._end(), b"")
             return Progress.DONE, 1
@@ -448,7 +453,7 @@ class DirectBatch:
             elif not self._count():
                 return Progress.MORE, SLICE_UNITS // 4
         records = self._take() if self._left > 0 else []
-        if not records and (self._search is not None or self._has_more()):
+        if not records and (self._search is not None or self._has_more() or (self._left > 0 and self._must_look())):
             return Progress.MORE, SLICE_UNITS
         if not records and not self._last and self._left > 0 and self._seqs is None:
             self._services.router.send(self._reply, stamped(NOT_FOUND, self._stamp), b"")
@@ -460,7 +465,7 @@ class DirectBatch:
             count = self._send(records)
         over = not records or self._left <= 0 or self._bytes <= 0
         # Not in the middle of a second look: the end would claim that nothing is left of what it is about to find.
-        ends = over and self._search is None and not self._must_recount()
+        ends = over and self._search is None and not self._must_recount() and not self._must_look()
         if sub is not None:
             if ends:
                 frames.append(hmsg(self._reply.encode(), sub.sid, self._end(), b""))
@@ -471,7 +476,7 @@ class DirectBatch:
             self._services.router.send(self._reply, self._end(), b"")
         if over and not ends:
             self._is_over = True
-            if self._search is None:
+            if self._must_recount():
                 self._count()
         return (Progress.DONE if ends else Progress.MORE), count
 
@@ -481,6 +486,10 @@ class DirectBatch:
 
     def _must_recount(self) -> bool:
         return self._seqs is None and self._log.committed.last_seq != self._counted
+
+    def _must_look(self) -> bool:
+        """Whether messages were removed before their turn came, and newer or older ones may take their places."""
+        return self._seqs is not None and self._has_lost and self._search is None and self._at == len(self._seqs)
 
     def _count(self) -> bool:
         """Count what is left, as of now; False if that takes a search."""
@@ -519,34 +528,47 @@ class DirectBatch:
                     limit //= 2
         records = []
         size = 0
-        while self._at < len(self._seqs) and len(records) < limit and size < self._chunk_bytes:
-            record = self._log.get(self._seqs[self._at])
-            self._at += 1
-            if record is not None:
-                records.append(record)
-                size += len(record.payload)
-                self._subjects.add(record.subject)
-            else:  # removed since the subjects were looked up, perhaps by a newer message
-                self._pending -= 1
-                self._has_lost = True
-            if self._at == len(self._seqs) and self._has_lost:
-                self._look_again()
-        return records
+        while True:
+            while self._at < len(self._seqs) and len(records) < limit and size < self._chunk_bytes:
+                seq = self._seqs[self._at]
+                record = self._kept.pop(seq, None) or self._log.get(seq)
+                self._at += 1
+                if record is not None:
+                    records.append(record)
+                    size += len(record.payload)
+                    self._subjects.add(record.subject)
+                else:  # removed since the subjects were looked up, perhaps by a newer message
+                    self._pending -= 1
+                    self._has_lost = True
+            if not self._must_look() or self._log.is_crowded:
+                return records
+            self._look_again()
 
     def _look_again(self) -> None:
-        """Add the newest messages of the subjects whose newest one was removed meanwhile."""
+        """Add the newest messages of the subjects whose newest one was removed meanwhile; later, if there are too many
+        searches. Some of those found are kept: a subject that is written all the time is not missed again."""
         assert self._seqs is not None
+        if self._log.is_crowded:
+            return
         self._has_lost = False
         seqs, snapshot = self._seqs, self._log.snapshot()
+        known = set(seqs)
 
         def look() -> Walk[None]:
             newest = yield from snapshot.multi_last(self._patterns, up_to=self._bound, limit=MAX_MULTI)
             self._has_too_many = newest is None
+            room = KEPT_BYTES
             for seq in newest or ():
-                record = self._log.get(seq) if seq >= self._first else None
+                if seq < self._first or seq in known:  # still there: it was sent
+                    continue
+                record = snapshot.get(seq)
                 if record is not None and record.subject not in self._subjects:
                     seqs.append(seq)
                     self._pending += 1
+                    if room > 0:
+                        self._kept[seq] = record
+                        room -= len(record.payload)
+                yield 1 if record is None else 1 + len(record.payload) // 4096
 
         self._search = closing(snapshot, look())
         self._advance()
