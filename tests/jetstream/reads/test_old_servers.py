@@ -136,7 +136,7 @@ class BreakingOff:
         asked = set(body["multi_last"])
         newest = {name: seq for seq, name in self._stored.items() if "s.*" in asked or name in asked}
         seqs = [seq for seq in sorted(newest.values()) if seq >= body.get("seq", 0)]
-        sent = []
+        sent: list[bytes] = []
         for index, seq in enumerate(seqs):
             if index == self._after and not self.has_broken:
                 self.has_broken = True
