@@ -46,6 +46,23 @@ def test_a_torn_store_is_salvaged_without_what_was_removed(tmp_path: Path, count
     assert not bad(verdicts), bad(verdicts)
 
 
+@pytest.mark.parametrize(
+    ("count", "first"), [(12, 1), pytest.param(150, 6000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
+)
+def test_lost_writes_of_messages_alone_are_reported_and_never_served(tmp_path: Path, count: int, first: int) -> None:
+    """All records fit the last commit; leaves of messages and of their index are older ones, with keys of others."""
+    base = trials.build(tmp_path / "base")
+    verdicts = [trials.trial(base, "lost", first + n, tmp_path / "copy") for n in range(count)]
+    assert not bad(verdicts), bad(verdicts)
+    assert any(each.verdict == "SAID" for each in verdicts)
+
+
+def test_trials_have_the_same_file_each_time(tmp_path: Path) -> None:
+    """Or a seed would not say which damage it stands for. A change of the code may change the file."""
+    one, two = (trials.build(tmp_path / name) for name in ("one", "two"))
+    assert (one.newer, one.history) == (two.newer, two.history)
+
+
 def test_a_sound_store_is_unharmed(tmp_path: Path) -> None:
     base = trials.build(tmp_path / "base")
     assert trials.in_child(trials.read_everything, base.path, base.truth) == ("UNHARMED", "")

@@ -48,6 +48,7 @@ class Base(NamedTuple):
 
     path: Path
     older: bytes
+    history: tuple[bytes, ...]  # the file at some earlier times
     newer: bytes
     truth: Truth
     ids: dict[int, str]  # stream id -> name
@@ -80,6 +81,7 @@ def build(path: Path, *, scale: int = 1) -> Base:
     worker = {"durable_name": "w", "ack_policy": "explicit", "max_ack_pending": -1}
     one.api("CONSUMER.DURABLE.CREATE.WQ.w", {"stream_name": "WQ", "config": worker})
     older = b""
+    history: list[bytes] = []
     rounds = 120 * scale
     for turn in range(rounds):
         data = [pub(f"log.{rng.randrange(100)}", b"log %d %b" % (turn, bytes(rng.randrange(80)))) for _ in range(20)]
@@ -98,6 +100,8 @@ def build(path: Path, *, scale: int = 1) -> Base:
             rig.settle()
         if turn % 17 == 16:
             one.api("STREAM.MSG.DELETE.LOG", {"seq": rng.randrange(1, 20 * turn)})
+        if turn % 10 == 9:
+            history.append((path / "data.mdb").read_bytes())
         if turn == rounds * 2 // 3:
             two.api("STREAM.PURGE.LOG", {"seq": 100})
             older = (path / "data.mdb").read_bytes()
@@ -110,7 +114,7 @@ def build(path: Path, *, scale: int = 1) -> Base:
         truth[name] = {r.seq: (r.subject, r.payload) for r in log.scan("", 0, limit=1_000_000)}
     ids = {store._streams[name].base.sid: name for name in STREAMS}
     store.close()
-    return Base(path, older, (path / "data.mdb").read_bytes(), truth, ids)
+    return Base(path, older, tuple(history), (path / "data.mdb").read_bytes(), truth, ids)
 
 
 # Damage.
@@ -149,6 +153,16 @@ def damage(base: Base, kind: str, rng: random.Random) -> tuple[bytes, str]:
             older = base.older[n * PAGE : (n + 1) * PAGE]
             if older != base.newer[n * PAGE : (n + 1) * PAGE] and rng.random() < 0.15:
                 data[n * PAGE : (n + 1) * PAGE] = older
+    elif kind == "lost":  # the same of messages and their index alone: all records fit the last commit
+        share = rng.choice((0.02, 0.1, 0.3))
+        with PageFile(base.path / "data.mdb") as file:
+            trees = file.trees()
+            leaves = [leaf for name in ("messages", "index") for leaf, *_ in file._leaves(trees[name], name)]
+            for n in leaves:
+                each = slice(n * PAGE, (n + 1) * PAGE)
+                before = [older[each] for older in base.history if _is_like(file, older[each], base.newer[each])]
+                if before and rng.random() < share:
+                    data[each] = rng.choice(before)
     elif kind == "moved":  # an older page, written to the wrong place
         other = rng.randrange(2, len(base.older) // PAGE)
         data[at : at + PAGE] = base.older[other * PAGE : (other + 1) * PAGE]
@@ -169,6 +183,16 @@ def damage(base: Base, kind: str, rng: random.Random) -> tuple[bytes, str]:
     return bytes(data), f"page {page}"
 
 
+def _is_like(file: PageFile, older: bytes, newer: bytes) -> bool:
+    """Whether a leaf is an earlier one of the same table."""
+    if len(older) != PAGE or older == newer or older[:8] != newer[:8] or older[10:12] != newer[10:12]:
+        return False
+    kinds = [
+        {(len(key) == MESSAGE_KEY.size, flags) for key, flags, _, _ in file._leaf(page)} for page in (older, newer)
+    ]
+    return kinds[0] == kinds[1]
+
+
 def trial(base: Base, kind: str, seed: int, folder: Path) -> Verdict:
     """Damage a copy, and read it in a child."""
     rng = random.Random(seed)
@@ -179,7 +203,7 @@ def trial(base: Base, kind: str, seed: int, folder: Path) -> Verdict:
     target = folder.with_name("salvaged")
     shutil.rmtree(target, ignore_errors=True)
     recovered, kept = in_child(recover, folder, target, base)
-    verdict, detail = in_child(read_everything, folder, base.truth)
+    verdict, detail = in_child(read_everything, folder, base.truth, seed)
     if recovered not in ("COPIED", "REFUSED"):
         verdict, detail = recovered, f"salvage: {kept}"
     share = float(kept.split()[1]) if recovered == "COPIED" else 0.0
@@ -232,7 +256,7 @@ class Finding(Exception):  # noqa: N818 - a verdict, not an error
     """WRONG or SILENT."""
 
 
-def read_everything(folder: Path, truth: Truth) -> tuple[str, str]:
+def read_everything(folder: Path, truth: Truth, seed: int = 0) -> tuple[str, str]:
     try:
         store = LmdbStore(folder, map_size=1 << 28, tuning=TUNING)
     except StoreError as exc:
@@ -247,7 +271,10 @@ def read_everything(folder: Path, truth: Truth) -> tuple[str, str]:
                 said.add(f"no stream {name}")
                 continue
             log = store.log(name)
+            if seed % 2:  # before and after the walks, which note what is damaged
+                said.update(f"{name} {what}" for what in read_jumbled(log, messages, random.Random(seed)))
             said.update(f"{name} {what}" for what in read_log(log, messages))
+            said.update(f"{name} {what}" for what in read_jumbled(log, messages, random.Random(seed)))
             account, _, stream = name.rpartition("/")
             said.update(f"{name} {what}" for what in consume(clients[account], stream, messages))
         if set(names) - set(truth):
@@ -324,6 +351,49 @@ def read_log(log: StreamLog, truth: dict[int, tuple[str, bytes]]) -> Iterator[st
     else:
         if total != len(truth):
             raise Finding(f"WRONG: {total} messages of {len(truth)}")
+
+
+def read_jumbled(log: StreamLog, truth: dict[int, tuple[str, bytes]], rng: random.Random) -> Iterator[str]:
+    """Single reads in any order: what one of them looks at must not decide what the next one finds."""
+    seqs: dict[str, list[int]] = {}
+    for seq, (subject, _) in sorted(truth.items()):
+        seqs.setdefault(subject, []).append(seq)
+    subjects, last = sorted(seqs), max(truth, default=0)
+    for _ in range(400):
+        subject, at, kind = rng.choice(subjects), rng.randint(1, last), rng.randrange(5)
+        mine = seqs[subject]
+        try:
+            if kind == 0:
+                _compare(at, log.get(at), truth, "get")
+                continue
+            if kind == 1:
+                wanted, found = mine[-1:], [record.seq] if (record := log.last(subject)) is not None else []
+            elif kind == 2:
+                wanted, found = [s for s in mine if s <= at][-1:], log.multi_last([subject], up_to=at) or []
+                for each in found:  # of a lost message it may have the sequence
+                    log.get(each)
+            elif kind == 3:
+                wanted = [s for s in mine if s >= at][:3]
+                found = [record.seq for record in log.scan(subject, at, limit=3)]
+                if len(found) < len(wanted):  # it may end before damage: then the next one begins with it
+                    found += [record.seq for record in log.scan(subject, found[-1] + 1 if found else at, limit=3)]
+                    found = found[:3]
+            else:
+                wanted, found = [s for s in sorted(truth) if s >= at][:5], []
+                while len(found) < len(wanted):
+                    records = log.scan("", found[-1] + 1 if found else at, limit=5 - len(found))
+                    found += [record.seq for record in records]
+                    if not records:
+                        break
+        except CorruptRecordError as exc:
+            yield f"{('get', 'last', 'last before', 'scan of', 'scan')[kind]} {subject} {at}: {exc}"
+            continue
+        if found != wanted:
+            verdict = "SILENT" if set(found) < set(wanted) else "WRONG"
+            raise Finding(
+                f"{verdict}: {('', 'last of', 'last before', 'scan of', 'scan from')[kind]} {subject} {at}:"
+                f" {found}, not {wanted}"
+            )
 
 
 def _compare(seq: int, record: Any, truth: dict[int, tuple[str, bytes]], how: str) -> None:

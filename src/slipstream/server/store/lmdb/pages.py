@@ -66,6 +66,7 @@ class Damage(NamedTuple):
     low: bytes
     high: bytes | None
     fatal: bool  # LMDB must not be let near it
+    keys: tuple[bytes, ...] = ()  # that the page has, and that do not belong there
 
     def __str__(self) -> str:
         return f"page {self.page} of table {self.table!r} {self.what}" if self.table else self.what
@@ -234,9 +235,17 @@ class PageFile:
         return self.meta is None or self.size < (self.meta.last_page + 1) * self.page_size
 
     def _report(
-        self, table: str, page: int, what: str, low: bytes = b"", high: bytes | None = None, *, fatal: bool = True
+        self,
+        table: str,
+        page: int,
+        what: str,
+        low: bytes = b"",
+        high: bytes | None = None,
+        *,
+        fatal: bool = True,
+        keys: tuple[bytes, ...] = (),
     ) -> None:
-        self.damage.append(Damage(table, page, what, low, high, fatal))
+        self.damage.append(Damage(table, page, what, low, high, fatal, keys))
 
     # Pages.
 
@@ -377,6 +386,8 @@ class PageFile:
     def _check_leaf(self, number: int, page: bytes, low: bytes, high: bytes | None, table: str) -> int:
         nodes = self._leaf(page)
         before = b""
+        strays: dict[bytes, None] = {}
+        disordered: dict[bytes, None] = {}
         first = True
         for key, flags, begin, end in nodes:
             if flags:
@@ -384,15 +395,15 @@ class PageFile:
                     raise _BadPageError("has a tree within a table")
                 at, count = self._overflow(page, begin, -end)
                 self._take(at, count)
-            if first:
-                first = False
-                if key < low:
-                    self._report(table, number, "has a key of another page", low, high, fatal=False)
-            elif key <= before:
-                self._report(table, number, "has keys out of order", low, high, fatal=False)
-            before = key
-        if high is not None and nodes and before >= high:
-            self._report(table, number, "has a key of another page", low, high, fatal=False)
+            if key < low or (high is not None and key >= high):
+                strays[key] = None
+            if not first and key <= before:
+                disordered[before] = disordered[key] = None
+            first, before = False, key
+        if strays:
+            self._report(table, number, "has a key of another page", low, high, fatal=False, keys=tuple(strays))
+        if disordered:
+            self._report(table, number, "has keys out of order", low, high, fatal=False, keys=tuple(disordered))
         return len(nodes)
 
     def _check_free(self) -> None:

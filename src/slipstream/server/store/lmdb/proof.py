@@ -17,7 +17,7 @@ it is an error, not a hole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 
 import lmdb
 
@@ -88,6 +88,17 @@ def is_found(env: Environment, key: bytes) -> bool:
     return not env.found or env.read.get(key) is not None
 
 
+def without_strays(
+    env: Environment, stream: str, seq: int, items: Iterator[tuple[bytes, bytes]]
+) -> Iterator[tuple[bytes, bytes]]:
+    """The messages that a scan from `seq` on comes to. Raises at one that is in a page where it does not belong."""
+    for key, value in items:
+        if key in env.strays:
+            raise CorruptMessageError(stream, seq, DISORDER)
+        yield key, value
+        seq = int.from_bytes(key[4:], "big") + 1
+
+
 def sums_of(env: Environment, base: Base, number: int, first: int) -> list[int]:
     """The sums of the blocks of a segment, from the messages; none below `first` is alive."""
     start = number * base.size
@@ -103,7 +114,8 @@ def sum_of_index(env: Environment, prefix: bytes) -> int:
             for key, value in cursor.iternext():
                 if not key.startswith(prefix):
                     break
-                total += weight(key, value)
+                if not env.found or env.read.get(key, db=env.index) == value:
+                    total += weight(key, value)
     return total
 
 
@@ -166,11 +178,27 @@ def settle(env: Environment, base: Base, block: int, found: int) -> bool:
     return True
 
 
-def first_absent(base: Base, block: int, found: Mapping[str, Sequence[int]]) -> int:
-    """The first sequence of a block without a message; 0 if all have one."""
+def uncertain(env: Environment, base: Base, block: int, found: dict[str, list[int]]) -> list[int]:
+    """The sequences of a block that does not add up which any subject may have: those without a sound message, and all
+    that are not certain if the messages may be others. `found` gets those that a scan did not come to."""
     low, high = bounds(base, block)
     known = {seq for seqs in found.values() for seq in seqs if low <= seq < high}
-    return next((seq for seq in range(low, high) if seq not in known), 0)
+    poison: list[int] = []
+    for seq in range(low, high):
+        key = _key(base.sid, seq)
+        value = env.read.get(key)
+        if (
+            value is None
+            or not is_sound(key, value)
+            or block in base.foreign
+            and not is_certain(env, base, block, seq, value)
+        ):
+            poison.append(seq)
+        elif seq not in known:
+            seqs = found.setdefault(subject_of(value), [])
+            seqs.append(seq)
+            seqs.sort()
+    return poison
 
 
 def check_found(env: Environment, base: Base, seq: int, value: bytes) -> None:
@@ -223,6 +251,8 @@ def check_gap(env: Environment, base: Base, low: int, high: int) -> None:
     low, high = max(low, state.first_seq), min(high, state.last_seq + 1)
     if low >= high:
         return
+    if env.strays:
+        _check_passed(env, base, low, high)
     for block in blocks_with(base, low, high - 1):
         if base.sum_of(block):
             begin, end = bounds(base, block)
@@ -232,6 +262,18 @@ def check_gap(env: Environment, base: Base, low: int, high: int) -> None:
                 base.counted.discard(block)
                 env.report_loss(base.name, begin, end - 1, base.lost[block])
             check_absent(env, base, max(low, begin))
+
+
+def _check_passed(env: Environment, base: Base, low: int, high: int) -> None:
+    """A scan passed over the sequences from `low` to before `high`, in a file where some pages have keys of others.
+    Raises if there are messages, which are found by their keys."""
+    for block in blocks_with(base, low, high - 1):
+        if base.sum_of(block):
+            begin, end = bounds(base, block)
+            for seq in range(max(low, begin), min(high, end)):
+                if env.read.get(_key(base.sid, seq)) is not None:
+                    env.report(base.name, seq)
+                    raise CorruptMessageError(base.name, seq, DISORDER)
 
 
 def blocks_with(base: Base, low: int, high: int) -> Iterable[int]:

@@ -17,7 +17,14 @@ import lmdb
 
 from slipstream.server.engine.ports import LogState, Record, has_wildcard, matcher
 from slipstream.server.store.lmdb.env import Environment
-from slipstream.server.store.lmdb.proof import DISORDER, check_absent, check_found, check_gap, check_poison
+from slipstream.server.store.lmdb.proof import (
+    DISORDER,
+    check_absent,
+    check_found,
+    check_gap,
+    check_poison,
+    without_strays,
+)
 from slipstream.server.store.lmdb.records import (
     HEAD,
     LONG,
@@ -132,6 +139,8 @@ class LogReader:
             return 0
         before = base.state.last_seq + 1
         for key, value in islice(view.cursor.iterprev(), 2 * self._tuning.probe):
+            if self._env.strays and key in self._env.strays:
+                return None
             sid, at = _numbers(key)
             if sid != base.sid or at < base.state.first_seq:
                 check_gap(self._env, base, base.state.first_seq, before)
@@ -252,7 +261,7 @@ class LogReader:
         try:
             with env.read.cursor() as cursor:
                 if cursor.set_range(_key(base.sid, seq)):
-                    for key, value in islice(cursor.iternext(), limit):
+                    for key, value in islice(self._in_order(seq, cursor.iternext()), limit):
                         if key > end:
                             break
                         sid, at = _numbers(key)
@@ -286,6 +295,10 @@ class LogReader:
                 raise env.unreadable(self.name, seq, exc) from exc
             env.revive()
         return found
+
+    def _in_order(self, seq: int, items: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+        """The messages of a scan from `seq` on, of a file whose pages may have keys of others."""
+        return without_strays(self._env, self.name, seq, items) if self._env.strays else items
 
     def _step(self, sid: int, seq: int, at: int) -> int:
         """A scan expected `seq` and came to `at`: nothing between them may be missing."""
@@ -346,11 +359,12 @@ class LogReader:
         base, fits = self._base, matcher(pattern)
         end = _key(base.sid, base.state.last_seq)
         view = self._reader()
-        cursor = view.cursor
+        cursor = view.fresh_cursor
         hits = seen = windows = 0
         probe = self._tuning.probe
         proved = seq
-        for key, value in cursor.iternext() if cursor.set_range(_key(base.sid, seq)) else ():
+        any_left = cursor.set_range(_key(base.sid, seq))
+        for key, value in self._in_order(seq, cursor.iternext()) if any_left else ():
             if key > end:
                 break
             sid, at = _numbers(key)
@@ -398,7 +412,8 @@ class LogReader:
             with self._env.read.cursor() as cursor:
                 seen = 0
                 any_left = cursor.set_range(_key(base.sid, seq))
-                for key, value in islice(cursor.iternext(), self._tuning.probe) if any_left else ():
+                found = self._in_order(seq, cursor.iternext())
+                for key, value in islice(found, self._tuning.probe) if any_left else ():
                     if key > end:
                         break
                     sid, at = _numbers(key)
@@ -417,14 +432,15 @@ class LogReader:
 
     def all_seqs(self) -> Iterator[int]:
         """Every sequence, in order, for a reader whose snapshot does not move."""
-        base = self._base
+        base, view = self._base, self._reader()
         end = _key(base.sid, base.state.last_seq)
         with self._env.read.cursor() as cursor:
             any_left = cursor.set_range(_key(base.sid, base.state.first_seq))
             for key in cursor.iternext(values=False) if any_left else ():
                 if key > end:
                     return
-                yield _numbers(key)[1]
+                if not view.is_stray(key):
+                    yield _numbers(key)[1]
 
     def seq_steps(self, prefix: str, fits: Callable[[str], bool], seq: int) -> Iterator[int | None]:
         """Sequences from `seq` on whose subjects match, in order, by the index, for a reader whose base does not
@@ -473,7 +489,7 @@ class LogReader:
             behind = block - number * base.per_segment + 1
             total += sum(each // COUNTED for each in base.segments[number].sums[behind:])
             end = _key(base.sid, min((block + 1) * base.block - 1, base.state.last_seq))
-            cursor = self._reader().cursor
+            cursor = self._reader().fresh_cursor
             if cursor.set_range(_key(base.sid, seq)):
                 for key in cursor.iternext(values=False):
                     if key > end:

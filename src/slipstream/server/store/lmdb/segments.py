@@ -173,7 +173,7 @@ class Base:
         self.counted: set[int] = set()
         self.lost: dict[int, int] = {}
         self.foreign: set[int] = set()  # those of them that have no holes, and sound messages that are not theirs
-        self.poison: dict[int, list[int]] = {}  # by segment: sequences of blocks in the tail that lack messages
+        self.poison: dict[int, frozenset[int]] = {}  # by segment: sequences that may be lost messages of any subject
         self.tail: Tail | None = {}  # None: to be read from the disk when it is wanted
         self.unindexed: set[int] = set()  # segments with messages and no index
         self.dead: set[int] = set()  # full segments without messages, whose index is still there
@@ -227,7 +227,7 @@ class Base:
             self.proved.discard(block)
             self.counted.discard(block)
             number = block // self.per_segment
-            if left := [seq for seq in self.poison.pop(number, ()) if seq // self.block != block]:
+            if left := frozenset(seq for seq in self.poison.pop(number, ()) if seq // self.block != block):
                 self.poison[number] = left
         for number, segment in delta.segments.items():
             if segment.count:

@@ -18,9 +18,9 @@ from slipstream.server.store.lmdb.proof import (
     check_found,
     check_index,
     check_poison,
-    first_absent,
     is_found,
     settle,
+    uncertain,
 )
 from slipstream.server.store.lmdb.records import (
     LONG,
@@ -67,10 +67,13 @@ def read_segment(env: Environment, base: Base, number: int) -> dict[str, list[in
                 if seq >= base.state.first_seq and is_found(env, key):
                     sums[seq % base.size // base.block] += share(seq, value)
     base.poison.pop(number, None)
+    poison: set[int] = set()
     for at, total in enumerate(sums):
         block = number * base.per_segment + at
-        if settle(env, base, block, total) and (absent := first_absent(base, block, found)):
-            base.poison.setdefault(number, []).append(absent)
+        if settle(env, base, block, total):
+            poison.update(uncertain(env, base, block, found))
+    if poison:
+        base.poison[number] = frozenset(poison)
     return found
 
 
@@ -116,6 +119,14 @@ class View:
             self._cursor = self.env.read.cursor(db=self.env.messages)
         return self._cursor
 
+    @property
+    def fresh_cursor(self) -> lmdb.Cursor[bytes]:
+        """A cursor for a lookup. LMDB looks into the page of a cursor before it begins at the root: a page with keys of
+        another one answers for that one then."""
+        if self.env.found:
+            self._cursor = None
+        return self.cursor
+
     # Messages.
 
     def has(self, seq: int, *, is_checked: bool = True) -> bool:
@@ -127,14 +138,15 @@ class View:
             if key in delta.deletes:
                 return False
         base = self.base
-        is_there = self.cursor.set_key(key)
+        cursor = self.fresh_cursor
+        is_there = cursor.set_key(key)
         if is_checked and base.state.first_seq <= seq <= base.state.last_seq:
             if base.poison:
                 check_poison(base, seq)
             if not is_there:
                 check_absent(self.env, base, seq)
             elif seq // base.block not in base.proved:
-                check_found(self.env, base, seq, self.cursor.value())
+                check_found(self.env, base, seq, cursor.value())
         return is_there
 
     def value(self, seq: int) -> bytes | None:
@@ -170,12 +182,13 @@ class View:
         """The lowest sequence from `seq` on that has a message; 0 if there is none."""
         base = self.base
         if seq <= base.state.last_seq:
-            cursor, found = self.cursor, self.cursor.set_range(_key(base.sid, seq))
+            cursor = self.fresh_cursor
+            found = cursor.set_range(_key(base.sid, seq))
             while found:
                 key = cursor.key()
                 if key[:4] != self._prefix:
                     break
-                if not self._deleted(key):
+                if not self._deleted(key) and not self.is_stray(key):
                     return int.from_bytes(key[4:], "big")
                 found = cursor.next()
         for delta in self.deltas:
@@ -193,7 +206,7 @@ class View:
                 key = _key(base.sid, at)
                 if key in delta.messages and not self._deleted(key):
                     return at
-        cursor, target = self.cursor, _key(base.sid, min(seq, base.state.last_seq))
+        cursor, target = self.fresh_cursor, _key(base.sid, min(seq, base.state.last_seq))
         found = cursor.set_range(target)
         if not found:
             found = cursor.last()
@@ -203,10 +216,14 @@ class View:
             key = cursor.key()
             if key[:4] != self._prefix:
                 break
-            if not self._deleted(key):
+            if not self._deleted(key) and not self.is_stray(key):
                 return int.from_bytes(key[4:], "big")
             found = cursor.prev()
         return 0
+
+    def is_stray(self, key: bytes) -> bool:
+        """Whether a key is in another page than its own, and not in that one."""
+        return bool(self.env.strays) and key in self.env.strays and self.env.read.get(key) is None
 
     def _deleted(self, key: bytes) -> bool:
         for delta in self.deltas:  # noqa: SIM110 - `any` would cost more than the loop
@@ -333,12 +350,13 @@ class View:
                 return ()
             known = unpack_entry(key, value)
             if known is None:  # damaged: the messages themselves know
-                return read_segment(self.env, base, number).get(subject, ())
+                again = read_segment(self.env, base, number).get(subject, ())
+                return sorted({*again, *base.poison.get(number, ())})
             start = number * base.size
             return [start + offset for offset in known[1]]
         seqs = read_tail(self.env, base).get(number, {}).get(subject, ())
         if number in base.poison:
-            seqs = sorted([*seqs, *base.poison[number]])
+            seqs = sorted({*seqs, *base.poison[number]})
         for delta in self.deltas:
             if added := delta.entry(number, subject):
                 seqs = [*seqs, *added]
@@ -353,7 +371,7 @@ class View:
                 if fits(s):
                     yield s, q
             if number in base.poison:
-                yield "", base.poison[number]
+                yield "", sorted(base.poison[number])
             return
         start, prefix = number * base.size, self._prefix + number.to_bytes(8, "big")
         prefix += subject_key(literal_prefix(pattern))[:LONG]
@@ -367,10 +385,7 @@ class View:
                     continue
                 known = unpack_entry(key, value)
                 if known is None:
-                    again = read_segment(self.env, base, number).items()
-                    for s, q in again:
-                        if subject_key(s) == key[12:] and fits(s):
-                            yield s, q
+                    yield from self._read_again(number, key[12:], fits)
                 elif fits(known[0]):
                     yield known[0], [start + offset for offset in known[1]]
 
@@ -381,7 +396,7 @@ class View:
         base, looked = self.base, 0
         if number not in base.indexed or not self._has_index(number):
             if number in base.poison:
-                yield "", base.poison[number]
+                yield "", sorted(base.poison[number])
             for subject, seqs in list(read_tail(self.env, base).get(number, {}).items()):
                 if fits(subject):
                     yield subject, seqs
@@ -402,12 +417,17 @@ class View:
                     continue
                 known = unpack_entry(key, value)
                 if known is None:
-                    again = read_segment(self.env, base, number).items()
-                    for s, q in again:
-                        if subject_key(s) == key[12:] and fits(s):
-                            yield s, q
+                    yield from self._read_again(number, key[12:], fits)
                 elif fits(known[0]):
                     yield known[0], [start + offset for offset in known[1]]
+
+    def _read_again(self, number: int, name: bytes, fits: Callable[[str], bool]) -> Iterator[tuple[str, Sequence[int]]]:
+        """What a damaged entry of the index of a segment should say, by the messages themselves."""
+        for subject, seqs in read_segment(self.env, self.base, number).items():
+            if subject_key(subject) == name and fits(subject):
+                yield subject, seqs
+        if number in self.base.poison:
+            yield "", sorted(self.base.poison[number])
 
     def seqs(self, subject: str, low: int, high: int, *, is_checked: bool = True) -> Iterator[int]:
         """Sequences of the subject's messages from `low` to `high`, ascending. Raises at one that was lost, or may have
