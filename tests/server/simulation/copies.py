@@ -53,6 +53,10 @@ class CopyLoad:
     def mirror_of(self, name: str) -> bool:
         return any(stream.mirror for stream in self.streams(name))
 
+    def takes(self, name: str, subject: str) -> bool:
+        """Whether a copy of a stream takes messages with that subject."""
+        return any(_mapped(copy, name, subject) for copy in self.streams(name))
+
     def _note(self) -> None:
         for copy in self.streams():
             for name in self.origins(copy):
@@ -88,11 +92,11 @@ class CopyLoad:
         }  # fmt: skip
         first = pick.one_of(("A", "B", "C"))
         if name == MIRROR:
-            config["mirror"] = {"name": first}
+            config["mirror"] = self._source(first)
         else:
-            config["sources"] = [{"name": first}]
+            config["sources"] = [self._source(first)]
             if pick.chance(40):
-                config["sources"].append({"name": {"A": "B", "B": "C", "C": "A"}[first]})
+                config["sources"].append(self._source({"A": "B", "B": "C", "C": "A"}[first]))
         if pick.chance(25):
             config["max_msgs"] = 1 + pick.below(20)
 
@@ -111,6 +115,15 @@ class CopyLoad:
         body = msgspec.json.encode(config)
         op = Op(f"create {config}", f"$JS.API.STREAM.CREATE.{name}", body, run, storage=config["storage"])
         return op
+
+    def _source(self, origin: str) -> dict[str, Any]:
+        source: dict[str, Any] = {"name": origin}
+        kind = self.choices.below(10)
+        if kind == 1:
+            source["filter_subject"] = f"{origin}.{self.choices.one_of(('x.*', 'x', '>'))}"
+        elif kind == 2:
+            source["subject_transforms"] = [{"src": f"{origin}.x.*", "dest": "T.{{wildcard(1)}}.y"}]
+        return source
 
     # What is copied.
 
@@ -133,7 +146,7 @@ class CopyLoad:
         position = stream.sourced.get(key, 0)
         if seq <= position:
             raise ViolationError("copies are exact", f"{stream.name} takes {key} {seq} after {position}")
-        if subject != entry.subject or not self._follows(stream, name, position, entry, seq):
+        if _mapped(stream, name, subject) != entry.subject or not self._follows(stream, name, position, entry, seq):
             raise ViolationError("copies are exact", f"{stream.name} takes {entry} after {position}")
         stream.sourced[key] = seq
         return True
@@ -142,11 +155,13 @@ class CopyLoad:
         """Whether a message is the next one of a stream after a position, in a state that readers saw."""
         for state in self._shown(name):
             found = state.messages.get(seq)
-            if found is None or not _is_same(entry, found, is_mirror=bool(stream.mirror)):
+            subject = _mapped(stream, name, found.subject) if found is not None else ""
+            if found is None or not _is_same(entry, found._replace(subject=subject), is_mirror=bool(stream.mirror)):
                 continue
             if stream.max_msgs > 0:  # what came in between may be gone again
                 return True
             between = [state.messages[at] for at in range(position + 1, seq) if at in state.messages]
+            between = [other for other in between if _mapped(stream, name, other.subject)]
             if not [other for other in between if stream.mirror or not _may_repeat(other)]:
                 return True
         return False
@@ -154,6 +169,8 @@ class CopyLoad:
     def lacks(self, stream: ModelStream, entry: Entry) -> bool:
         """Whether a copy of a stream has still to get a message: it must not leave before."""
         for copy in self.streams(stream.name):
+            if not _mapped(copy, stream.name, entry.subject):
+                continue
             if copy.config["storage"] != stream.config["storage"]:
                 visible = self.world.states(copy.config["storage"]).visible.get(copy.name)
                 if visible is None or visible.born != copy.born:
@@ -181,7 +198,7 @@ class CopyLoad:
                 missing = [
                     seq
                     for seq, entry in upstream.messages.items()
-                    if seq > position and (copy.mirror or not _may_repeat(entry))
+                    if seq > position and _mapped(copy, name, entry.subject) and (copy.mirror or not _may_repeat(entry))
                 ]
                 if missing:
                     raise ViolationError("copies are complete", f"{copy.name} lacks {missing[:5]} of {name}")
@@ -213,6 +230,19 @@ class CopyLoad:
             if is_wrong:
                 return f"min_last_seq is exact: a mirror of {name} answers {got}, and there is {entry}"
         return ""
+
+
+def _mapped(copy: ModelStream, name: str, subject: str) -> str:
+    """The subject that a message of a stream gets in its copy; empty if it is not taken."""
+    for source in [copy.mirror] if copy.mirror else copy.sources or ():
+        if source["name"] != name:
+            continue
+        for transform in source.get("subject_transforms", ()):
+            if not matches(transform["src"], subject):
+                return ""
+            return str(transform["dest"]).replace("{{wildcard(1)}}", subject.split(".")[2])
+        return subject if matches(source.get("filter_subject", ">"), subject) else ""
+    return ""
 
 
 def _may_repeat(entry: Entry) -> bool:

@@ -69,7 +69,8 @@ class ModelStream:
         self.consumers: dict[str, tuple[str, ...]] = {}  # name -> filters
         self.is_rough = False  # messages of a large purge are still counted among the subjects: see LogState
         self.sourced: dict[str, int] = {}  # of a stream with sources: the last sequence taken, by source
-        self.is_copied: Callable[[], bool] = lambda: False  # whether another stream has it as mirror or source
+        # Whether another stream, which has it as mirror or source, takes messages with that subject.
+        self.is_copied: Callable[[str], bool] = lambda subject: False  # noqa: ARG005
         self.extra = 0  # how often messages came in that nobody published
 
     def copy(self) -> ModelStream:
@@ -211,7 +212,7 @@ class ModelStream:
 
     def is_wanted(self, subject: str) -> bool:
         """Whether a consumer covers a subject, or a copy takes all of them."""
-        return self.is_copied() or any(
+        return self.is_copied(subject) or any(
             matches(pattern, subject) for filters in self.consumers.values() for pattern in filters
         )
 

@@ -15,7 +15,8 @@ from slipstream.server.engine import journal as journals
 from slipstream.server.engine.consumers.persistence import StateWriter
 from slipstream.server.engine.engine import Engine
 from slipstream.server.engine.ports import LogState
-from slipstream.server.engine.reads.direct_get import ReplicaPeer
+from slipstream.server.engine.reads.direct_get import DirectBatch, ReplicaPeer
+from slipstream.server.engine.reads.frozen_log import FrozenLog
 from slipstream.server.engine.replication.ingest import Ingest
 from slipstream.server.engine.replication.mirror import Mirror
 from slipstream.server.engine.replication.source import SourceIngest
@@ -27,6 +28,7 @@ from slipstream.server.store.lmdb import store as stores
 from slipstream.server.store.lmdb.env import SEGMENT
 from slipstream.server.store.lmdb.log import LmdbLog
 from slipstream.server.store.lmdb.store import LmdbStore
+from slipstream.wire import SubjectSet
 
 Patch = pytest.MonkeyPatch
 
@@ -203,6 +205,38 @@ def mirror_resumes_late(patch: Patch) -> None:
     patch.setattr(Mirror, "first_wanted", first_wanted)
 
 
+def overwritten_subjects_are_left_out(patch: Patch) -> None:
+    patch.setattr(DirectBatch, "_look_again", lambda self: None)  # noqa: ARG005
+
+
+def held_replica_answers_what_it_lacks(patch: Patch) -> None:
+    original = ReplicaPeer.wait_for
+
+    def wait_for(self: ReplicaPeer, request: Any, reply: str, now: int) -> None:
+        if isinstance(self.log, FrozenLog):
+            self.answer(request, reply, self.stamp(request))
+        else:
+            original(self, request, reply, now)
+
+    patch.setattr(ReplicaPeer, "wait_for", wait_for)
+
+
+def subjects_are_not_transformed(patch: Patch) -> None:
+    patch.setattr(Ingest, "_mapped", lambda self, record: record)  # noqa: ARG005
+
+
+def filters_are_ignored(patch: Patch) -> None:
+    original = Ingest.__init__
+
+    def init(self: Ingest, *args: Any, **options: Any) -> None:
+        original(self, *args, **options)
+        if not self.mappings:
+            self.filters = (">",)
+            self._set = SubjectSet(self.filters)
+
+    patch.setattr(Ingest, "__init__", init)
+
+
 RESTART = "state after restart"
 MUTATIONS = (
     Mutation("an ack is sent before its sync", "no ack before its sync", ack_before_sync),
@@ -230,5 +264,13 @@ MUTATIONS = (
     Mutation("a source forgets its position", "copies are exact", position_of_a_source_forgotten),
     Mutation("copies skip messages", ("copies are exact", "copies are complete"), message_skipped_by_copies),
     Mutation("a mirror resumes one too late", ("copies are exact", "copies are complete"), mirror_resumes_late),
+    Mutation("overwritten subjects are left out", "multi_last is complete", overwritten_subjects_are_left_out),
+    Mutation(
+        "a held replica answers what it lacks",
+        ("min_last_seq is exact", "reads are exact", "multi_last is complete"),
+        held_replica_answers_what_it_lacks,
+    ),
+    Mutation("subjects are not transformed", "copies are exact", subjects_are_not_transformed),
+    Mutation("filters of copies are ignored", "copies are exact", filters_are_ignored),
     Mutation("an answer is forgotten", "every request is answered", an_answer_forgotten),
 )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tests.jetstream.reads.simulation.choices import Choices, shrink
 from tests.server.simulation.disk import CrashError
 from tests.server.simulation.loop import SECOND
-from tests.server.simulation.workload import Workload
+from tests.server.simulation.workload import NAMES, Workload
 from tests.server.simulation.world import CLIENTS, HISTORY, ViolationError, World, quiet, workspace
 
 STEPS = 260
@@ -85,7 +85,11 @@ def _run(world: World, steps: int) -> None:
 def _step(world: World, workload: Workload, faults: int) -> None:
     pick = world.choices
     roll = pick.below(100)
-    if roll < 45:
+    if roll < 2:
+        _race(world, workload)
+    elif roll < 3:
+        workload.replicas.draw(pick.one_of(NAMES))
+    elif roll < 45:
         client = world.clients[pick.below(CLIENTS)]
         if client.wire is not None and client.wire.is_lost:
             world._forget(client)
@@ -112,6 +116,29 @@ def _step(world: World, workload: Workload, faults: int) -> None:
         world.advance((1, 30, 300, 2_000, 20_000)[pick.below(5)] * SECOND // 1000)
     else:
         _fault(world, pick.below(100), faults)
+
+
+def _race(world: World, workload: Workload) -> None:
+    """A read that takes several turns, and changes of what it reads that become visible in between."""
+    pick = world.choices
+    reader = pick.below(CLIENTS)
+    client, other = world.clients[reader], world.clients[(reader + 1) % CLIENTS]
+    name = pick.one_of(NAMES)
+    if client.wire is None or other.wire is None or workload.stream(name) is None:
+        return
+    for _ in range(1 + pick.below(4)):
+        world.request(other, workload.publish(name))
+    world.deliver(other, 1 << 20)
+    if workload.stream(name) is not None:
+        world.request(client, workload.multi_last(name))
+    turn = pick.below(6)
+    for number in range(12):
+        if number == turn:
+            world.deliver(client, 1 << 20)
+        if world.worker.submitted and pick.chance(60):
+            world.worker.run_one()
+        else:
+            world.run_loop(1)
 
 
 def _fault(world: World, roll: int, faults: int) -> None:

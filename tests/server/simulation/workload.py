@@ -17,6 +17,8 @@ from tests.server.simulation.consumers import ConsumerLoad
 from tests.server.simulation.copies import CopyLoad
 from tests.server.simulation.loop import SECOND
 from tests.server.simulation.model import Entry, ModelStream, RejectedError, State, headers_of
+from tests.server.simulation.multi_last import MultiLast
+from tests.server.simulation.replicas import ReplicaLoad
 from tests.server.simulation.world import STORE_FAILED, Check, Client, Op, World, error_code
 
 NAMES = ("A", "B", "C")
@@ -36,6 +38,7 @@ class Workload:
         self.batches: dict[tuple[str, str], tuple[list[tuple[str, bytes, bytes]], int]] = {}
         self.consumers = ConsumerLoad(self)
         self.copies = CopyLoad(self)
+        self.replicas = ReplicaLoad(self)
         self.deleted: set[tuple[str, int]] = set()  # even if the deletion was lost later
         world.after_restart.append(self.batches.clear)
         world.after_loss.append(self._drop_batches)
@@ -116,8 +119,10 @@ class Workload:
                 self.world.request(client, self.publish(name))
         elif kind < 60:
             self.batch(client, name)
-        elif kind < 75:
+        elif kind < 67:
             self.world.request(client, self.direct_get(name))
+        elif kind < 76:
+            self.world.request(client, self.multi_last(name))
         elif kind < 79:
             self.world.request(client, self.info(name))
         elif kind < 85:
@@ -167,7 +172,7 @@ class Workload:
         if pick.chance(25):
             config["max_bytes"] = 100 + pick.below(1500)
         if pick.chance(30):
-            config["max_msgs_per_subject"] = 1 + pick.below(4)
+            config["max_msgs_per_subject"] = (1, 2, 1, 4)[pick.below(4)]
         if pick.chance(25):
             config["max_age"] = (5, 30, 1)[pick.below(3)] * SECOND
             config["duplicate_window"] = min(config["duplicate_window"], config["max_age"])
@@ -189,7 +194,7 @@ class Workload:
             op.is_catalog = True
             self.world.born += 1
             stream = ModelStream(config, self.world.born, now)
-            stream.is_copied = lambda: bool(self.copies.streams(name))
+            stream.is_copied = lambda subject: self.copies.takes(name, subject)
             self.world.states(config["storage"]).writer[name] = stream
             return lambda message: _unless_error(message) or ""
 
@@ -413,6 +418,8 @@ class Workload:
         if pick.chance(50) and name in NAMES:  # a mirror is as of the sequence it looked at, not of its last one
             wanted = request["min_last_seq"] = max(0, last + 2 - pick.below(5))
         is_leader = pick.chance(25)
+        if not is_leader and pick.chance(50):
+            request["as_of"] = True  # the answer says which replica gave it
 
         def run(now: int) -> Check | None:
             found, event = self.visible(name), self.world.event
@@ -427,9 +434,12 @@ class Workload:
             is_there = found is not None and found.born == writer.born
             if not wanted or (is_there and found is not None and found.last >= wanted):
                 right = _find(found, request) if is_there and found is not None else None
+                held = dict(self.replicas.held(name, writer.born)) if not is_leader else {}
                 return lambda message: (
                     self._check_mirror(message, name, request)
                     if self._is_of_mirror(message, name, has_mirror and not is_leader)
+                    else self._check_replica(message, right, held, request)
+                    if held
                     else self._check_read(message, right, is_leader=is_leader)
                 )
             return lambda message: (
@@ -442,6 +452,21 @@ class Workload:
         prefix = f"$JS.API.STREAM.{verb}" if is_leader else "$JS.API.DIRECT.GET"
         return Op(f"{verb} {name} {request}", f"{prefix}.{name}", msgspec.json.encode(request), run)
 
+    def multi_last(self, name: str) -> Op:
+        pick, stream = self.choices, self.stream(name)
+        assert stream is not None
+        patterns = [f"{self.prefix(name)}.{pick.one_of((*TOKENS, 'x.*', '>'))}" for _ in range(1 + pick.below(2))]
+        if pick.chance(60):
+            patterns = [f"{self.prefix(name)}.>"]
+        request: dict[str, Any] = {"multi_last": patterns}
+        if pick.chance(30):
+            request["up_to_seq"] = 1 + pick.below(stream.last + 3)
+        if pick.chance(20):
+            request["seq"] = 1 + pick.below(stream.last + 1)
+        if pick.chance(30):
+            request["min_last_seq"] = max(0, stream.last + 2 - pick.below(5))
+        return MultiLast(self, name, request).op()
+
     def _is_of_mirror(self, message: Msg, name: str, has_mirror: bool) -> bool:
         """Whether a mirror may have answered: messages say of which stream they are, rejections do not."""
         stream = headers_of(message.header).get("Nats-Stream") if message.header else None
@@ -451,13 +476,28 @@ class Workload:
         status = parse_status(message.header)
         if status is not None and status.code in (412, 503):  # it is behind, or does not know yet that it is not
             return ""
-        return self.copies.check_answer(name, request, _read_direct(message))
+        return self.copies.check_answer(name, request, read_direct(message))
+
+    def _check_replica(
+        self, message: Msg, right: Entry | None, held: dict[str, ModelStream], request: dict[str, Any]
+    ) -> str:
+        """The answer of a replica that may be held."""
+        responder = headers_of(message.header).get("Slipstream-Responder") if message.header else None
+        able = {peer: state for peer, state in held.items() if state.last >= request.get("min_last_seq", 0)}
+        rights = [_find(state, request) for peer, state in able.items() if responder in (None, peer)]
+        if responder not in able:
+            rights.append(right)
+        wrong = [self._check_read(message, each, is_leader=False) for each in rights]
+        if "" in wrong:
+            return ""
+        promise = "min_last_seq is exact" if "min_last_seq" in request else "reads are exact"
+        return f"{promise}: {responder or 'a replica'} got {read_direct(message)}, expected {rights}"
 
     def _check_read(self, message: Msg, right: Entry | None, *, is_leader: bool) -> str:
         world = self.world
         if world.file.visible_index > world.file.synced_index:
             return "no ack before its sync: readers see a group that is not on the disk"
-        got = _read_leader(message) if is_leader else _read_direct(message)
+        got = _read_leader(message) if is_leader else read_direct(message)
         if got == right:
             return ""
         return f"reads are exact: got {got}, expected {right}"
@@ -558,7 +598,7 @@ def _find(stream: ModelStream, request: dict[str, Any]) -> Entry | None:
     return stream.messages.get(request["seq"])
 
 
-def _read_direct(message: Msg) -> Entry | None:
+def read_direct(message: Msg) -> Entry | None:
     status = parse_status(message.header)
     if status is not None and status.code == 404:
         return None

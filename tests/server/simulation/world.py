@@ -33,6 +33,7 @@ import msgspec
 from slipstream.errors import Error
 from slipstream.server.engine.engine import Engine
 from slipstream.server.engine.ports import StreamLog
+from slipstream.server.engine.reads import direct_get
 from slipstream.server.loop.clock import Clock
 from slipstream.server.loop.connection import Connection, ConnectionLimits
 from slipstream.server.loop.driver import Driver
@@ -144,6 +145,8 @@ class World:
         self.steps = 0
         self.disk = Disk(directory, choices)
         self.tuning = choices.one_of(TUNINGS)
+        self.chunk = choices.one_of((512, 1, 3))  # messages of a batched read that are sent in one turn
+        self._usual_chunk = direct_get.CHUNK
         self.file, self.memory = GroupStates(), GroupStates()
         self.clients = [Client(number) for number in range(CLIENTS)]
         self.received: Callable[[Client, Msg], None] = lambda client, message: None  # noqa: ARG005
@@ -169,6 +172,7 @@ class World:
         """Open the store, as the last crash left it, and start the server."""
         self.loop = VirtualLoop(self.time)
         self.loop.enter()
+        direct_get.CHUNK = self.chunk
         try:
             self.store = SimulatedStore(self.disk, self.tuning)
         except Error as exc:
@@ -265,6 +269,7 @@ class World:
 
     def stop(self) -> None:
         """End the server without another word to the disk."""
+        direct_get.CHUNK = self._usual_chunk
         if not self.is_up:
             self.loop.leave()
         else:

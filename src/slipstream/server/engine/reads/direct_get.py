@@ -561,6 +561,7 @@ class DirectBatch:
             for seq in newest or ():
                 if seq < self._first or seq in known:  # still there: it was sent
                     continue
+                # Of the same moment: by now the message may be overwritten again, and its subject would be left out.
                 record = snapshot.get(seq)
                 if record is not None and record.subject not in self._subjects:
                     seqs.append(seq)

@@ -190,8 +190,7 @@ def uncertain(env: Environment, base: Base, block: int, found: dict[str, list[in
         if (
             value is None
             or not is_sound(key, value)
-            or block in base.foreign
-            and not is_certain(env, base, block, seq, value)
+            or (block in base.foreign and not is_certain(env, base, block, seq, value))
         ):
             poison.append(seq)
         elif seq not in known:
