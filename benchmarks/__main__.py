@@ -55,7 +55,7 @@ def forms() -> str:
     except native.NoCompilerError as error:
         return f"forms: left out, {error}"
     results = work.run(list(work.PEERS), work.ROUNDS)
-    return "\n\n".join(work.table(results, section) for section in work.PEERS)
+    return "\n\n".join(work.tables(results))
 
 
 if __name__ == "__main__":

@@ -33,12 +33,17 @@ import uvloop
 
 import slipstream
 from benchmarks import server, wire
-from slipstream.wire import Parser, Router, encode
+from slipstream.wire import Msg, Parser, Ping, Pong, Router, Side, encode
 
 ROUNDS = 3
 MESSAGES = 100_000
 IN_FLIGHT = 64
+REQUESTS = 2_000  # one at a time
+GETS = 16_000
+KEYS = 10_000
+REPEATS = 5  # of what is done with all keys
 PAYLOAD = b"x" * 128
+SUBJECTS = [f"bench.{n}" for n in range(1000)]
 ROOT = Path(__file__).resolve().parent.parent
 
 RESULTS = Path(__file__).with_name("forms.json")
@@ -88,17 +93,45 @@ def wire_costs() -> Costs:
 # The client, in this process.
 
 
-async def client_costs(url: str) -> Costs:
-    costs: Costs = {}
+class Meter:
+    """CPU time and the clock, for one operation of this process."""
 
-    async def timed(name: str, count: int, work: Awaitable[object]) -> None:
-        begin = time.process_time()
+    def __init__(self) -> None:
+        self.costs: Costs = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from now on."""
+        self._clock, self._cpu = time.perf_counter(), time.process_time()
+
+    def end(self, name: str, count: int) -> None:
+        """So many operations were done."""
+        self.costs[f"client, {name}"] = (time.process_time() - self._cpu) / count * 1e6
+        self.costs[f"client rates, {name}"] = count / (time.perf_counter() - self._clock) / 1e3
+
+    async def timed(self, name: str, count: int, work: Awaitable[object]) -> None:
+        """Work that is all of it."""
+        self.begin()
         await work
-        costs[f"client, {name}"] = (time.process_time() - begin) / count * 1e6
+        self.end(name, count)
 
-    async with slipstream.connect(url) as nc, slipstream.connect(url) as other:
+
+async def in_flight(work: Callable[[int], Awaitable[object]], count: int) -> None:
+    """`IN_FLIGHT` at a time."""
+
+    async def some(first: int) -> None:
+        for n in range(first, count, IN_FLIGHT):
+            await work(n)
+
+    await asyncio.gather(*(some(first) for first in range(IN_FLIGHT)))
+
+
+async def client_costs(url: str) -> Costs:
+    meter = Meter()
+    async with slipstream.connect(url) as nc:
         js = nc.jetstream(timeout=60)
         stream = js.stream("BENCH")
+        kv = await js.key_value("bench")
 
         async def publish_core() -> None:
             for _ in range(MESSAGES):
@@ -108,13 +141,19 @@ async def client_costs(url: str) -> Costs:
         async def publish() -> None:
             async with js.publisher(max_in_flight=4_000, timeout=60) as publisher:
                 for n in range(MESSAGES):
-                    await publisher.publish(f"bench.{n % 1000}", PAYLOAD)
+                    await publisher.publish(SUBJECTS[n % 1000], PAYLOAD)
+
+        async def read() -> None:
+            count = 0
+            async for _ in stream.read():
+                count += 1
+            assert count == MESSAGES
 
         async def read_columns() -> None:
             count = 0
             async for columns in stream.read_columns():
                 count += len(columns.seqs)
-            assert count >= MESSAGES
+            assert count == MESSAGES
 
         async def pull() -> None:
             consumer = await stream.create_consumer("forms", max_ack_pending=20_000)
@@ -132,59 +171,54 @@ async def client_costs(url: str) -> Costs:
                 if count == MESSAGES:
                     return
 
-        async def gets() -> None:
-            async def some(first: int) -> None:
-                for n in range(first, first + MESSAGES // 10 // IN_FLIGHT):
-                    await stream.get_last(f"bench.{n % 1000}")
-
-            await asyncio.gather(*(some(k * 31) for k in range(IN_FLIGHT)))
-
-        async def requests() -> None:
-            async def some() -> None:
-                for _ in range(MESSAGES // 10 // IN_FLIGHT):
-                    await nc.request("echo", PAYLOAD, timeout=60)
-
-            await asyncio.gather(*(some() for _ in range(IN_FLIGHT)))
+        async def requests(count: int) -> None:
+            for _ in range(count):
+                await nc.request("echo", PAYLOAD, timeout=60)
 
         async def subscribe() -> None:
             count = 0
             async with await nc.subscribe("flood.a", max_pending_msgs=MESSAGES * 2, max_pending_bytes=1 << 30) as sub:
                 await nc.flush(timeout=60)
-                flood = asyncio.create_task(publish_flood())
-                async for _ in sub:
-                    count += 1
-                    if count == MESSAGES:
-                        break
-                await flood
-
-        async def publish_flood() -> None:
-            process = await asyncio.create_subprocess_exec(sys.executable, "-m", "benchmarks.forms", "flood", url)
-            await process.wait()
+                with beside("flood", url):
+                    await sub.next(timeout=60)
+                    meter.begin()
+                    async for _ in sub:
+                        count += 1
+                        if count == MESSAGES - 1:
+                            break
+                    meter.end("one subscriber", count)
 
         async def keys() -> None:
-            kv = await js.key_value("bench")
-            for _ in range(5):
-                assert len(await kv.keys()) == 10_000
+            for _ in range(REPEATS):
+                assert len(await kv.keys()) == KEYS
 
-        await timed("core publish", MESSAGES, publish_core())
-        await timed("core subscriber", MESSAGES, subscribe())
-        await timed("publish acked, 4,000 in flight", MESSAGES, publish())
-        await timed("batched Direct Get (columns)", (await stream.info()).state.messages, read_columns())
-        await timed("pull, each acked", MESSAGES, pull())
-        await timed("ordered consumer", MESSAGES, ordered())
-        await timed("single Direct Get by subject, 64 in flight", MESSAGES // 10, gets())
-        await timed("KV keys", 50_000, keys())
-        async with await other.subscribe("echo") as echo:
-            await other.flush()
+        async def watch() -> None:
+            for _ in range(REPEATS):
+                count = 0
+                async with await kv.watch() as entries:
+                    async for entry in entries:
+                        if entry is None:
+                            break
+                        count += 1
+                assert count == KEYS
 
-            async def answer() -> None:
-                async for message in echo:
-                    await message.respond(PAYLOAD)
-
-            answering = asyncio.create_task(answer())
-            await timed("request and its answer, 64 in flight", MESSAGES // 10, requests())
-            answering.cancel()
-    return costs
+        await meter.timed("core publish", MESSAGES, publish_core())
+        await subscribe()
+        with beside("echo", url):
+            await requests(100)
+            await meter.timed("request and reply, one at a time", REQUESTS, requests(REQUESTS))
+            work = in_flight(lambda _: nc.request("echo", PAYLOAD, timeout=60), GETS)
+            await meter.timed("request and reply, 64 in flight", GETS, work)
+        await meter.timed("publish acked, 4,000 in flight", MESSAGES, publish())
+        await meter.timed("batched Direct Get, message by message", MESSAGES, read())
+        await meter.timed("batched Direct Get, columns", MESSAGES, read_columns())
+        await meter.timed("pull, each acked", MESSAGES, pull())
+        await meter.timed("ordered consumer", MESSAGES, ordered())
+        gets = in_flight(lambda n: stream.get_last(SUBJECTS[n % 1000]), GETS)
+        await meter.timed("single Direct Get by subject, 64 in flight", GETS, gets)
+        await meter.timed("KV keys", KEYS * REPEATS, keys())
+        await meter.timed("KV watch", KEYS * REPEATS, watch())
+    return meter.costs
 
 
 async def fill(url: str, messages: int) -> None:
@@ -194,10 +228,10 @@ async def fill(url: str, messages: int) -> None:
         await js.create_stream("BENCH", subjects=["bench.*"])
         async with js.publisher(timeout=60) as publisher:
             for n in range(messages):
-                await publisher.publish(f"bench.{n % 1000}", PAYLOAD)
+                await publisher.publish(SUBJECTS[n % 1000], PAYLOAD)
         kv = await js.create_key_value("bench")
         async with kv.writer() as writer:
-            for n in range(10_000):
+            for n in range(KEYS):
                 await writer.put(f"key.{n}", PAYLOAD)
 
 
@@ -214,16 +248,53 @@ def flood(url: str) -> None:
             pass
 
 
+def echo(url: str) -> None:
+    """Answer the requests of `client_costs`, without a client: its cost is not measured."""
+    port = int(url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port)) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.sendall(server.CONNECT + b"SUB echo 1\r\nPING\r\n")
+        parser = Parser(Side.SERVER)
+        while data := sock.recv(1 << 16):
+            out = []
+            for event in parser.feed(data):
+                if isinstance(event, Msg):
+                    out.append(encode.pub(event.reply, event.payload))
+                elif isinstance(event, Pong):
+                    print("ready", flush=True)
+                elif isinstance(event, Ping):
+                    out.append(encode.PONG)
+            if out:
+                sock.sendall(b"".join(out))
+
+
+@contextlib.contextmanager
+def beside(*arguments: str) -> Iterator[None]:
+    """What a client talks to, in a process of its own and always pure: alike for all clients."""
+    command = [sys.executable, "-m", "benchmarks.forms", *arguments]
+    environment = {**os.environ, "SLIPSTREAM_PURE": "1"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        if arguments[0] == "echo":
+            process.stdout.readline()  # ready
+        try:
+            yield
+        finally:
+            process.kill()
+
+
 # The other clients, each in a process of its own.
 
 C_WORKS = {
     "publish": ("core publish", MESSAGES),
-    "subscribe": ("core subscriber", MESSAGES),
+    "subscribe": ("one subscriber", MESSAGES),
+    "request": ("request and reply, one at a time", REQUESTS),
     "publish_acked": ("publish acked, 4,000 in flight", MESSAGES),
-    "batched": ("batched Direct Get (columns)", MESSAGES),
+    "batched": ("batched Direct Get, message by message", MESSAGES),
     "pull": ("pull, each acked", MESSAGES),
     "ordered": ("ordered consumer", MESSAGES),
-    "keys": ("KV keys", 50_000),
+    "keys": ("KV keys", KEYS * REPEATS),
+    "watch": ("KV watch", KEYS * REPEATS),
 }
 
 
@@ -250,29 +321,37 @@ def c_costs(program: Path, url: str) -> Costs:
     costs: Costs = {}
     for work, (name, count) in C_WORKS.items():
         command = [str(program), work, url, str(count)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        with contextlib.ExitStack() as stack:
+            if work == "request":
+                stack.enter_context(beside("echo", url))
+            process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
             assert process.stdout is not None
             if work == "subscribe":
                 process.stdout.readline()  # ready
-                flood(url)
-            costs[f"client, {name}"] = float(process.stdout.readline().split()[1])
+                stack.enter_context(beside("flood", url))
+            rate, cpu = process.stdout.readline().split()
+        costs[f"client, {name}"] = float(cpu)
+        costs[f"client rates, {name}"] = float(rate) / 1e3
     return costs
 
 
 async def peer_costs(url: str) -> Costs:
     """What nats-py uses."""
     import nats
-    from nats.aio.msg import Msg
+    from nats.aio.msg import Msg as PeerMsg
 
     from benchmarks import jetstream, kv
 
-    costs: Costs = {}
+    meter = Meter()
     nc = await nats.connect(url)
+    js = nc.jetstream()
     seen = asyncio.Event()
     count = 0
 
-    async def callback(_: Msg) -> None:
+    async def callback(_: PeerMsg) -> None:
         nonlocal count
+        if count == 0:
+            meter.begin()
         count += 1
         if count == MESSAGES:
             seen.set()
@@ -282,28 +361,30 @@ async def peer_costs(url: str) -> Costs:
             await nc.publish("core.a", PAYLOAD)
         await nc.flush(60)
 
-    async def subscribe() -> None:
-        await nc.subscribe("flood.a", cb=callback, pending_msgs_limit=-1, pending_bytes_limit=-1)
-        await nc.flush(60)
-        process = await asyncio.create_subprocess_exec(sys.executable, "-m", "benchmarks.forms", "flood", url)
-        await seen.wait()
-        await process.wait()
+    async def requests() -> None:
+        for _ in range(REQUESTS):
+            await nc.request("echo", PAYLOAD, timeout=60)
 
-    works: tuple[tuple[str, int, Awaitable[object]], ...] = (
-        ("core publish", MESSAGES, publish()),
-        ("core subscriber", MESSAGES, subscribe()),
-        ("publish acked, 4,000 in flight", jetstream.PEER_MESSAGES, jetstream.publish_peer(url)),
-        ("pull, each acked", jetstream.PEER_MESSAGES, jetstream.pull_peer(url)),
-        ("ordered consumer", jetstream.PEER_MESSAGES, jetstream.ordered_peer(url)),
-        ("single Direct Get by subject, 64 in flight", jetstream.GETS, jetstream.gets_peer(url)),
-        ("KV keys", kv.KEYS * kv.REPEATS, kv.keys_peer(url)),
-    )
-    for name, number, work in works:
-        begin = time.process_time()
-        await work
-        costs[f"client, {name}"] = (time.process_time() - begin) / number * 1e6
+    await meter.timed("core publish", MESSAGES, publish())
+    await nc.subscribe("flood.a", cb=callback, pending_msgs_limit=-1, pending_bytes_limit=-1)
+    await nc.flush(60)
+    with beside("flood", url):
+        await seen.wait()
+        meter.end("one subscriber", MESSAGES)
+    with beside("echo", url):
+        await meter.timed("request and reply, one at a time", REQUESTS, requests())
+        work = in_flight(lambda _: nc.request("echo", PAYLOAD, timeout=60), GETS)
+        await meter.timed("request and reply, 64 in flight", GETS, work)
+    count = jetstream.PEER_MESSAGES
+    await meter.timed("publish acked, 4,000 in flight", count, jetstream.publish_peer(url))
+    await meter.timed("pull, each acked", count, jetstream.pull_peer(url))
+    await meter.timed("ordered consumer", count, jetstream.ordered_peer(url))
+    gets = in_flight(lambda n: js.get_last_msg("BENCH", SUBJECTS[n % 1000], direct=True), GETS)
+    await meter.timed("single Direct Get by subject, 64 in flight", GETS, gets)
+    await meter.timed("KV keys", kv.KEYS * kv.REPEATS, kv.keys_peer(url))
+    await meter.timed("KV watch", kv.KEYS * kv.REPEATS, kv.watch_peer(url))
     await nc.close()
-    return costs
+    return meter.costs
 
 
 # The servers, each in a process of its own.
@@ -431,30 +512,51 @@ def filled(messages: int = 0) -> Iterator[str]:
 
 
 PEERS = {"wire": (), "server": ("nats-server",), "client": ("C client", "nats-py")}
+TABLES = {  # what is measured by a section: title, its columns of peers, whether less is better
+    "wire": ("wire, µs of CPU", PEERS["wire"], True),
+    "server": ("server, µs of CPU", PEERS["server"], True),
+    "client": ("client, µs of CPU", PEERS["client"], True),
+    "client rates": ("client, thousand a second", PEERS["client"], False),
+}
 
 
 def table(results: dict[str, Costs], section: str) -> str:
-    """A section of the results in Markdown: µs of CPU, and how much the compiled form saves."""
-    columns = [*(peer for peer in PEERS[section] if peer in results), "pure", "compiled"]
+    """A table of the results in Markdown, with the gain of the compiled form."""
+    title, peers, is_cost = TABLES[section]
+    columns = [*(peer for peer in peers if peer in results), "pure", "compiled"]
+    against = [*(["C client"] if "C client" in columns else []), "pure"]
     lines = [
-        f"| {section}, µs of CPU | {' | '.join(columns)} | compiled, against pure |",
-        f"|{'---|' * (len(columns) + 2)}",
+        f"| {title} | {' | '.join(columns)} | {' | '.join(f'compiled, against {one}' for one in against)} |",
+        f"|{'---|' * (1 + len(columns) + len(against))}",
     ]
     for work in results["pure"]:
         if work.startswith(f"{section}, "):
-            shown = [f"{results[name][work]:.2f}" if work in results[name] else "-" for name in columns]
-            ratio = results["pure"][work] / results["compiled"][work]
-            lines.append(f"| {work.partition(', ')[2]} | {' | '.join(shown)} | {ratio:.1f}x |")
+            shown = [
+                f"{results[name][work]:{'.2f' if is_cost else ',.0f'}}" if work in results[name] else "-"
+                for name in columns
+            ]
+            for other in against:
+                if work in results[other]:
+                    ratio = results["compiled"][work] / results[other][work]
+                    shown.append(f"{1 / ratio if is_cost else ratio:.{1 if other == 'pure' else 2}f}x")
+                else:
+                    shown.append("-")
+            lines.append(f"| {work.partition(', ')[2]} | {' | '.join(shown)} |")
     return "\n".join(lines)
+
+
+def tables(results: dict[str, Costs]) -> list[str]:
+    """All tables there are results for."""
+    return [
+        table(results, section)
+        for section in TABLES
+        if any(work.startswith(f"{section}, ") for work in results["pure"])
+    ]
 
 
 def page(kept: dict[str, Any]) -> str:
     """The part of docs/benchmarks.md that is made from `forms.json`."""
-    results = kept["results"]
-    tables = [
-        table(results, section) for section in PEERS if any(work.startswith(f"{section}, ") for work in results["pure"])
-    ]
-    return "\n\n".join((BEGIN, kept["conditions"], *tables, END))
+    return "\n\n".join((BEGIN, kept["conditions"], *tables(kept["results"]), END))
 
 
 def rewritten(text: str, part: str) -> str:
@@ -471,8 +573,8 @@ def write(results: dict[str, Costs], rounds: int) -> None:
     machine = f"{os.cpu_count()} cores ({platform.machine()}, Python {platform.python_version()})"
     conditions = (
         f"`python -m benchmarks.forms --write` on {machine}, {time.strftime('%Y-%m-%d')}, load average "
-        f"{os.getloadavg()[1]:.0f};\nmedians of {rounds} rounds, the forms in turn, 128-byte messages. Our server "
-        "syncs before it acknowledges, nats-server does not."
+        f"{os.getloadavg()[1]:.0f};\nmedians of {rounds} rounds, the forms in turn, 128-byte messages. The Slipstream "
+        "server syncs before it acknowledges, nats-server does not."
     )
     kept = {"conditions": conditions, "results": known}
     RESULTS.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
@@ -489,6 +591,8 @@ def main() -> None:
     match arguments.work:
         case ["flood", url]:
             flood(url)
+        case ["echo", url]:
+            echo(url)
         case ["client", url]:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 show(runner.run(client_costs(url)))
@@ -499,8 +603,7 @@ def main() -> None:
             show(wire_costs())
         case sections:
             results = run(sections, arguments.rounds)
-            for section in sections:
-                print(table(results, section), end="\n\n")
+            print(*tables(results), sep="\n\n")
             if arguments.write:
                 write(results, arguments.rounds)
 

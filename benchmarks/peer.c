@@ -222,6 +222,33 @@ static void keys(natsConnection *nc, int count)
     jsCtx_Destroy(js);
 }
 
+static void watch(natsConnection *nc, int count)
+{
+    jsCtx *js = context(nc);
+    kvStore *kv = NULL;
+    check("bucket", js_KeyValue(&kv, js, "bench"));
+    begin();
+    for (int seen = 0; seen < count;)
+    {
+        kvWatcher *watcher = NULL;
+        check("watch", kvStore_WatchAll(&watcher, kv, NULL));
+        for (;;)
+        {
+            kvEntry *entry = NULL;
+            check("next", kvWatcher_Next(&entry, watcher, TIMEOUT));
+            if (entry == NULL) /* the initial values are complete */
+                break;
+            seen++;
+            kvEntry_Destroy(entry);
+        }
+        kvWatcher_Stop(watcher);
+        kvWatcher_Destroy(watcher);
+    }
+    end(count);
+    kvStore_Destroy(kv);
+    jsCtx_Destroy(js);
+}
+
 static const struct
 {
     const char *name;
@@ -229,6 +256,7 @@ static const struct
 } WORKS[] = {
     {"publish", publish}, {"subscribe", subscribe}, {"request", request}, {"publish_acked", publish_acked},
     {"pull", pull}, {"ordered", ordered}, {"batched", batched}, {"keys", keys},
+    {"watch", watch},
 };
 
 int main(int argc, char **argv)
