@@ -42,7 +42,7 @@ SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))
 # the arguments of programs: those may be anything, and compiled code raises a TypeError before they are looked at.
 # Of store/lmdb also what runs once per group (the store and its environment), and what reads damaged files.
 PATTERNS = (
-    "wire/{encode,events,frame_runs,parser,router,subject_set,subjects}.py",
+    "wire/{encode,frame_runs,parser,router,subject_set,subjects}.py",
     "client/{mailbox,raw_columns,raw_scanner,session,subscriptions}.py",
     "jetstream/publish/{ack_window,bulk_window}.py",
     "jetstream/reads/columns.py",

@@ -61,7 +61,7 @@ class Link:
     def take(self, is_all: bool) -> None:
         while self.box.items:
             msgs, sent_after = self.box.take_all_dated() if is_all else _one(self.box.take_dated())
-            self.taken += [(float(msg[4]), sent_after) for msg in msgs]
+            self.taken += [(float(msg.payload), sent_after) for msg in msgs]
 
     def reconnect(self, _: int) -> None:
         self.session.lost(GONE, now=self.now, random=0.0)

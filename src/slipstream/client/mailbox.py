@@ -89,7 +89,7 @@ class Mailbox:
     def add(self, msg: Msg) -> bool:
         """Add a message or count it as dropped; True when it was the last of the subscription."""
         items = self.items
-        size = self._size + len(msg[4]) + len(msg[3])
+        size = self._size + len(msg.payload) + len(msg.header)
         if size > self.max_bytes or self.pending + self._gaps >= self.max_msgs:
             self._drop()
         else:
@@ -105,7 +105,7 @@ class Mailbox:
 
     def add_all(self, msgs: list[Msg]) -> bool:
         """As `add` for each; faster if all of them fit."""
-        size = self._size + sum([len(msg[4]) + len(msg[3]) for msg in msgs])
+        size = self._size + sum([len(msg.payload) + len(msg.header) for msg in msgs])
         if size > self.max_bytes or self.pending + self._gaps + len(msgs) > self.max_msgs or self.limit:
             return any(self.add(msg) for msg in msgs)
         self.items.extend(msgs)
@@ -166,11 +166,15 @@ class Mailbox:
             item = self.items.popleft()
         except IndexError:
             raise self.ending() from None
-        if item.__class__ is Msg:
-            self._size -= len(item[4]) + len(item[3])
+        if type(item) is Msg:
+            self._size -= len(item.payload) + len(item.header)
             return item
         self._gaps -= 1
         raise self._gap_error(item.dropped)  # type: ignore[union-attr]
+
+    def take_if_any(self) -> Msg | None:
+        """As `take`; None if there is nothing to take."""
+        return self.take() if self.items else None
 
     def take_all(self) -> list[Msg]:
         """Every message up to the next gap, at least one. Raises the gap or the end instead."""

@@ -370,7 +370,7 @@ class Session:
         run_sid = b""
         run: list[Msg] = []
         for event in events:
-            if event.__class__ is not Msg:
+            if type(event) is not Msg:
                 self._in_msgs -= 1
                 if runs:  # a PONG may end subscriptions, which must have what came before it
                     self.subscriptions.deliver(runs)
@@ -378,9 +378,12 @@ class Session:
                 self._control(event, now)
                 sinks = requests.sinks  # another dict, if an error failed all requests
                 continue
-            sid: bytes = event[1]
+            sid = event.sid
+            if sid == run_sid:
+                run.append(event)
+                continue
             if sid == INBOX_SID:
-                token: str = event[0][cut:]
+                token = event.subject[cut:]
                 entry = sinks.get(token)
                 if entry is not None:
                     try:
@@ -391,10 +394,8 @@ class Session:
                 elif requests.windows:
                     requests.deliver_to_window(token, event)
                 continue
-            if sid != run_sid:
-                run_sid, run = sid, []
-                runs.append((sid, run))
-            run.append(event)
+            run_sid, run = sid, [event]
+            runs.append((sid, run))
         if runs:
             self.subscriptions.deliver(runs)
         return self.effects.take() if self.effects.pending else []

@@ -1,4 +1,4 @@
-"""Events of the parser: one small tuple per protocol line, with its payload where it has one.
+"""Events of the parser: one small object per protocol line, with its payload where it has one.
 
 Per-message values are not decoded: `header` is the raw block (`NATS/1.0…\\r\\n\\r\\n`, empty when there is none), which
 `Headers.parse` decodes for those who want it. `sid` is the token that the subscriber chose.
@@ -8,11 +8,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from slipstream.wire.handshake import ConnectOptions, ServerInfo
 
 
-class Msg(NamedTuple):
-    """MSG or HMSG: a message for one subscription. `reply` is empty when no answer is expected."""
+class Msg(msgspec.Struct, frozen=True, gc=False):
+    """MSG or HMSG: a message for one subscription. `reply` is empty when no answer is expected.
+
+    A Struct, for thousands of them wait for their readers: it holds no references but to text and bytes, so the cyclic
+    garbage collector needs not look at it. Of tuples with names it never stops looking, a quarter of a reader's time.
+    """
 
     subject: str
     sid: bytes

@@ -52,6 +52,10 @@ _TOTALS: Final[dict[bytes, int]] = {}
 _HEADS: Final[dict[bytes, int]] = {}
 _LEARN_BELOW: Final = 4096
 
+# Lines of messages without reply and headers that a parser remembers: a busy subject's are all alike.
+_KNOWN_LINES: Final = 1024
+_LONGEST_KNOWN: Final = 128
+
 _new: Final = tuple.__new__
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 _Handshake = TypeVar("_Handshake", ServerInfo, ConnectOptions)
@@ -84,6 +88,10 @@ class Parser:
         self._held = bytearray()  # one incomplete frame; not a list of pieces, which cost 40 bytes each
         self._need = 0  # the size the frame will have; 0 while its line is incomplete
         self._broken = False
+        self._lines: dict[bytes, tuple[str, bytes, int]] = {}  # to subject, sid and size
+        self._hits = 0  # of these, since they were forgotten
+        self._is_plain = False  # the last message was such a one, and the next may be
+        self._is_learning = self._from_server  # until lines turn out to differ
         self.scan: Scan | None = None
 
     @property
@@ -131,6 +139,7 @@ class Parser:
         cap = self._line_cap()
         plain, headed = (b"MSG", b"HMSG") if server else (b"PUB", b"HPUB")
         fixed = 2 if server else 1  # subject and sid; subject
+        lines, is_plain, make = self._lines, self._is_plain, Msg
         while pos < size:
             eol = data.find(b"\n", pos)
             if eol < 0 or eol - pos >= cap:
@@ -138,6 +147,14 @@ class Parser:
                     raise _line_too_long(self.max_control_line)
                 return pos, 0
             line = data[pos:eol]
+            if is_plain and (known := lines.get(line)) is not None and known[2] <= limit:
+                begin = eol + 1
+                end = begin + known[2]
+                if end + 2 <= size and data[end] == _CR and data[end + 1] == _LF:
+                    self._hits += 1
+                    events.append(make(known[0], known[1], "", b"", data[begin:end]))
+                    pos = end + 2
+                    continue
             args = line.split(b" ")
             total = totals.get(args[-1])
             if args[0] == plain:
@@ -179,8 +196,13 @@ class Parser:
             header = data[begin:body] if head else b""
             if server:
                 try:
+                    subject = args[1].decode()
                     reply = args[3].decode() if names == 3 else ""
-                    events.append(_new(Msg, (args[1].decode(), args[2], reply, header, data[body:end])))
+                    events.append(make(subject, args[2], reply, header, data[body:end]))
+                    is_plain = names == 2 and not head and self._is_learning
+                    if is_plain and eol - pos <= _LONGEST_KNOWN:
+                        self._learn(line, subject, args[2], total)
+                    self._is_plain = is_plain
                 except UnicodeDecodeError:  # nats-server lets any bytes through: no publisher may cut its readers off
                     reply = _lossy(args[3]) if names == 3 else ""
                     events.append(Msg(_lossy(args[1]), args[2], reply, header, data[body:end]))
@@ -189,6 +211,14 @@ class Parser:
                 events.append(_new(Pub, (args[1].decode(), reply, header, data[body:end])))
             pos = end + 2
         return pos, 0
+
+    def _learn(self, line: bytes, subject: str, sid: bytes, size: int) -> None:
+        """Remember a line. Where most are new, it is not worth looking for them."""
+        if len(self._lines) >= _KNOWN_LINES:
+            self._is_learning = self._hits >= _KNOWN_LINES
+            self._lines.clear()
+            self._hits = 0
+        self._lines[line] = subject, sid, size
 
     def _control(self, operation: bytes, tokens: list[bytes], line: bytes) -> Event:
         """The event of a line without payload."""

@@ -76,7 +76,12 @@ def test_packed_frames_give_the_same_runs_as_single_messages(chunks: list[list[i
         one.feed(msgs)
         other.feed(
             Packed(
-                b"7", [m[0].encode() for m in msgs], [m[2].encode() for m in msgs], [], [m[4] for m in msgs], len(msgs)
+                b"7",
+                [m.subject.encode() for m in msgs],
+                [m.reply.encode() for m in msgs],
+                [],
+                [m.payload for m in msgs],
+                len(msgs),
             )
         )
         while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from slipstream.errors import (
     ConsumerDeletedError,
@@ -51,7 +52,7 @@ def test_a_foreign_message_is_an_error_and_a_stored_status_line_is_a_message() -
     assert str(error) == (
         "a message on '_INBOX.x' was not sent by a consumer but published there: it has no ack subject"
     )
-    odd = message(1)._replace(header=b"NATS/1.0 404 No Messages\r\n\r\n", payload=b"")
+    odd = replace(message(1), header=b"NATS/1.0 404 No Messages\r\n\r\n", payload=b"")
     assert pieces_of([odd]) == [[odd]]
 
 
@@ -136,7 +137,7 @@ def test_what_a_bound_consumer_delivered_before_it_was_bound_is_no_gap() -> None
 
 def test_a_deliver_subject_of_several_consumers_has_no_sequence_to_follow() -> None:
     state = PushState("C", gaps=True)
-    foreign = message(7)._replace(reply=message(7).reply.replace(".C.", ".D."))
+    foreign = replace(message(7), reply=message(7).reply.replace(".C.", ".D."))
     state.feed([message(1), foreign, message(3)])
     state.feed([heartbeat(9)])
     assert [type(state.take()) for _ in range(2)] == [list, type(None)]

@@ -82,13 +82,13 @@ class Subscription(BaseSubscription):
 
     async def __anext__(self) -> Message:
         box = self._box
-        while not box.items:
+        while (msg := box.take_if_any()) is None:
             if box.is_over:
                 raise StopAsyncIteration
             if box.is_ended:
                 raise box.ending()
             await self._more()
-        return Message(box.take(), self._client)
+        return Message(msg, self._client)
 
     async def next(self, *, timeout: Duration = 5.0) -> Message:
         """The next message. Raises RequestTimeoutError, or SlowConsumerError where messages had to be dropped."""

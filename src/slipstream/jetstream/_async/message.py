@@ -54,7 +54,7 @@ class JsMessage(BaseJsMessage[Client]):
 
     def _settle(self, body: bytes) -> None:
         """Send a terminal ack. An error leaves the message unsettled."""
-        reply = self._msg[2]
+        reply = self._msg.reply
         if reply[:8] != "$JS.ACK.":
             split_reply(reply)  # raises, and says what is wrong with it
         self._client.answer(reply, body)

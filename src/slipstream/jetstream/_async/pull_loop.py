@@ -221,7 +221,7 @@ class PullLoop:
             msgs, self._sent_after = await handover.renew([message.raw for message in self._left], self._sent_after)
             if len(msgs) != len(self._left):
                 self.stats.messages -= len(self._left) - len(msgs)
-                alive = {msg[2] for msg in msgs}
+                alive = {msg.reply for msg in msgs}
                 self._left = [message for message in self._left if message.reply in alive]
             await self._renew_inbox()
         self._set_next_until()

@@ -87,14 +87,14 @@ class Handover:
         that the server did not confirm in time is not repeated for each message; it counts when it is confirmed later.
         """
         client, rules, late = self._consumer.client, self._consumer.ack_rules, self._late
-        if late is not None and late.epoch == client.epoch and late.replies.issuperset(msg[2] for msg in msgs):
+        if late is not None and late.epoch == client.epoch and late.replies.issuperset(msg.reply for msg in msgs):
             if client.sent_after >= late.reported:
                 return max(late.begin, sent_after)
             if uptime() - late.reported < rules.renew_after:
                 return sent_after
         epoch, begin = client.epoch, uptime()
         for msg in msgs:
-            client.answer(msg[2], IN_PROGRESS)
+            client.answer(msg.reply, IN_PROGRESS)
         self.stats.renewed += len(msgs)
         reported = uptime()  # the PONG to a PING that is sent from now on is behind the reports
         client.mark(interval=0.0)
@@ -109,7 +109,7 @@ class Handover:
         if client.epoch == epoch and client.sent_after >= reported:
             self._took = uptime() - begin
             return begin
-        self._late = Report(begin, reported, epoch, frozenset(msg[2] for msg in msgs))
+        self._late = Report(begin, reported, epoch, frozenset(msg.reply for msg in msgs))
         return sent_after
 
     @property

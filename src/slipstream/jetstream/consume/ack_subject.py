@@ -76,12 +76,12 @@ def parse_reply(reply: str) -> Metadata:
 
 def num_delivered(msg: Msg) -> int:
     """How often a consumer's message was delivered, this time included."""
-    return int(split_reply(msg[2])[4])
+    return int(split_reply(msg.reply)[4])
 
 
 def num_pending(msg: Msg) -> int:
     """How many messages the consumer had left when it delivered this one."""
-    return int(split_reply(msg[2])[8])
+    return int(split_reply(msg.reply)[8])
 
 
 def _not_an_ack(reply: str, why: str) -> NotJetStreamMessageError:
@@ -120,17 +120,17 @@ class BaseJsMessage(BaseMessage[C], Generic[C], gc=False):
     @property
     def metadata(self) -> Metadata:
         """Sequences, time, number of deliveries and of pending messages."""
-        return parse_reply(self._msg[2])
+        return parse_reply(self._msg.reply)
 
     @property
     def seq(self) -> int:
         """Its sequence in the stream."""
-        return int(split_reply(self._msg[2])[5])
+        return int(split_reply(self._msg.reply)[5])
 
     @property
     def time(self) -> int:
         """When it was stored, in nanoseconds since the epoch."""
-        return int(split_reply(self._msg[2])[7])
+        return int(split_reply(self._msg.reply)[7])
 
     @property
     def timestamp(self) -> datetime:
@@ -140,12 +140,12 @@ class BaseJsMessage(BaseMessage[C], Generic[C], gc=False):
     @property
     def num_delivered(self) -> int:
         """How often it was delivered, this time included."""
-        return int(split_reply(self._msg[2])[4])
+        return int(split_reply(self._msg.reply)[4])
 
     @property
     def num_pending(self) -> int:
         """How many messages the consumer had left to deliver after this one."""
-        return int(split_reply(self._msg[2])[8])
+        return int(split_reply(self._msg.reply)[8])
 
     def _own_codec(self) -> Codec[Any]:
         return self._codec or self._client.codec

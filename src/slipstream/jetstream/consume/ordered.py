@@ -88,15 +88,15 @@ class MessageRun(NamedTuple):
         """The subject of each."""
         if isinstance(self.messages, Packed):
             return b"\n".join(self.messages.subjects).decode(errors="replace").split("\n")
-        return [msg[0] for msg in self.messages]
+        return [msg.subject for msg in self.messages]
 
     def payloads(self) -> list[bytes]:
         """The payload of each."""
-        return self.messages.payloads if isinstance(self.messages, Packed) else [msg[4] for msg in self.messages]
+        return self.messages.payloads if isinstance(self.messages, Packed) else [msg.payload for msg in self.messages]
 
     def headers(self) -> list[bytes]:
         """The header block of each, perhaps empty; an empty list if all are."""
-        return self.messages.headers if isinstance(self.messages, Packed) else [msg[3] for msg in self.messages]
+        return self.messages.headers if isinstance(self.messages, Packed) else [msg.header for msg in self.messages]
 
     def each(self) -> list[Msg]:
         """The messages one by one."""
@@ -297,7 +297,7 @@ class OrderedState:
                 if found is None:  # something is unusual: one by one
                     self._queue.extendleft(reversed(pieces_of(piece.messages())))
             elif isinstance(piece, list):
-                found = self._accept_run(piece, ".".join([msg[2] for msg in piece])) or self._accept_each(piece)
+                found = self._accept_run(piece, ".".join([msg.reply for msg in piece])) or self._accept_each(piece)
             else:
                 found = self._status(piece)
             if found is not None:
@@ -333,7 +333,7 @@ class OrderedState:
         run = MessageRun(kept, [], [], [], self._stream)
         for index, msg in enumerate(msgs):
             try:
-                tokens = split_reply(msg[2])
+                tokens = split_reply(msg.reply)
             except Error as error:
                 return error
             stream_seq, seq = int(tokens[5]), int(tokens[6])
@@ -354,14 +354,14 @@ class OrderedState:
                 run.times.append(int(tokens[7]))
                 run.left.append(int(tokens[8]))
                 self._stream = tokens[2]
-                if len(tokens) == msg[2].count(".") + 1:
-                    self._prefix = msg[2].rsplit(".", 4)[0] + "."
+                if len(tokens) == msg.reply.count(".") + 1:
+                    self._prefix = msg.reply.rsplit(".", 4)[0] + "."
         return run._replace(stream=self._stream) if kept else None
 
     def _status(self, msg: Msg) -> ControlReply | Error | None:
         meaning, error = judge(msg)
         if meaning is Meaning.FLOW:
-            subject = self._flow.answer(msg[2])
+            subject = self._flow.answer(msg.reply)
         elif meaning is Meaning.ALIVE:
             seen, _ = last_delivered(msg)
             if seen > self._cseq:  # the last messages before the heartbeat were lost

@@ -371,7 +371,7 @@ class PullFlow:
             return
         self._pending = max(0, self._pending - len(msgs))
         self._has_more = num_pending(msgs[-1]) > 0
-        size = sum([len(msg[0]) + len(msg[2]) + len(msg[3]) + len(msg[4]) for msg in msgs])
+        size = sum([len(msg.subject) + len(msg.reply) + len(msg.header) + len(msg.payload) for msg in msgs])
         mean = size / len(msgs)
         self._size = mean if mean >= self._size else (self._size + mean) / 2  # larger is believed at once
         if self._max_bytes:
@@ -379,7 +379,7 @@ class PullFlow:
             self._pending_bytes = max(0, self._pending_bytes - size) if self._pending else 0
 
     def _status(self, msg: Msg) -> Error | None:
-        if msg[0].rpartition(".")[2] != self.token:
+        if msg.subject.rpartition(".")[2] != self.token:
             return None
         meaning, error = judge(msg)
         if meaning is Meaning.ENDED:

@@ -54,13 +54,13 @@ _MOVED_409 = ("leadership change", "server shutdown")
 
 def judge(msg: Msg) -> Judgement:
     """The meaning of a frame that is no JetStream message: a status, or a message of another publisher."""
-    status = parse_status(msg[3])
+    status = parse_status(msg.header)
     if status is None:
-        return Judgement(Meaning.ERROR, StrayMessageError(msg[0]))
+        return Judgement(Meaning.ERROR, StrayMessageError(msg.subject))
     code, text = status
     lower = text.lower()
     if code == 100:
-        return Judgement(Meaning.FLOW if msg[2] else Meaning.ALIVE)
+        return Judgement(Meaning.FLOW if msg.reply else Meaning.ALIVE)
     if code in (404, 408):
         return Judgement(Meaning.ENDED)
     if code == 503:
@@ -81,12 +81,12 @@ def judge(msg: Msg) -> Judgement:
 
 def is_status(msg: Msg) -> bool:
     """Whether a frame is no message of a consumer: those have an ack subject, whatever their headers say."""
-    return msg[2][:_PREFIX_SIZE] != ACK_PREFIX
+    return msg.reply[:_PREFIX_SIZE] != ACK_PREFIX
 
 
 def pieces_of(msgs: list[Msg]) -> list[list[Msg] | Msg]:
     """Runs of messages, and the statuses between them. Most often that is one run, and the list itself."""
-    if not [1 for msg in msgs if msg[2][:_PREFIX_SIZE] != ACK_PREFIX]:
+    if not [1 for msg in msgs if msg.reply[:_PREFIX_SIZE] != ACK_PREFIX]:
         return [msgs]
     pieces: list[list[Msg] | Msg] = []
     run: list[Msg] = []
@@ -156,18 +156,18 @@ class FlowControl:
 
 def stalled(msg: Msg) -> str:
     """The flow control subject in the heartbeat of a consumer that waits for a reply; empty if it does not."""
-    return Headers.parse(msg[3]).get(names.CONSUMER_STALLED) or ""
+    return Headers.parse(msg.header).get(names.CONSUMER_STALLED) or ""
 
 
 def last_delivered(msg: Msg) -> tuple[int, int]:
     """Consumer and stream sequence of the last message before a heartbeat; -1 where it does not say."""
-    headers = Headers.parse(msg[3])
+    headers = Headers.parse(msg.header)
     return _number(headers.get(names.LAST_CONSUMER)), _number(headers.get(names.LAST_STREAM))
 
 
 def pending_of(msg: Msg) -> tuple[int, int]:
     """Messages and bytes that were left of a pull request when it ended; -1 where it does not say."""
-    headers = Headers.parse(msg[3])
+    headers = Headers.parse(msg.header)
     return _number(headers.get(names.PENDING_MESSAGES)), _number(headers.get(names.PENDING_BYTES))
 
 
@@ -226,7 +226,7 @@ class PushState:
     def _status(self, msg: Msg) -> None:
         meaning, error = judge(msg)
         if meaning is Meaning.FLOW:
-            self._due(msg[2])
+            self._due(msg.reply)
         elif meaning is Meaning.ALIVE:
             self._due(stalled(msg))
             if self._gaps:
@@ -239,7 +239,7 @@ class PushState:
             self._queue.append(ControlReply(subject))
 
     def _follow(self, msgs: list[Msg]) -> None:
-        replies = [split_reply(msg[2]) for msg in msgs]
+        replies = [split_reply(msg.reply) for msg in msgs]
         seqs = [int(reply[6]) for reply in replies]
         has_begun, self._has_begun = self._has_begun, True
         # The usual case, a run without a gap, in one comparison.

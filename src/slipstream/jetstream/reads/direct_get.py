@@ -14,6 +14,8 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar, overload
 
+from msgspec.structs import replace
+
 from slipstream.api import names
 from slipstream.api.notebook import facts
 from slipstream.api.times import parse_time, to_datetime
@@ -167,7 +169,7 @@ def take_stamp(msg: Msg) -> tuple[Msg, Stamp | None]:
         return msg, None
     responder, as_of, created = found.groups()
     stamp = Stamp(_text(responder), int(as_of), int(created))
-    return msg._replace(header=msg.header[: found.start()] + b"\r\n\r\n"), stamp
+    return replace(msg, header=msg.header[: found.start()] + b"\r\n\r\n"), stamp
 
 
 class Replies:

@@ -238,7 +238,7 @@ class Reader:
                     resets = consumer.resets
                     if (await self._stream.info(timeout=TIMEOUT)).created != info.created:
                         return
-                records = [Record(m.seq, m.time, m.subject, m.raw[3], m.data) for m in chunk]
+                records = [Record(m.seq, m.time, m.subject, m.raw.header, m.data) for m in chunk]
                 last = chunk[-1].seq + chunk[-1].num_pending
                 for at in range(0, len(records), CHUNK):
                     part = records[at : at + CHUNK]
