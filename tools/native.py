@@ -43,7 +43,7 @@ SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))
 # Of store/lmdb also what runs once per group (the store and its environment), and what reads damaged files.
 PATTERNS = (
     "wire/{encode,frame_runs,parser,router,subject_set,subjects}.py",
-    "client/{mailbox,raw_columns,raw_scanner,session,subscriptions}.py",
+    "client/{mailbox,outgoing,raw_columns,raw_scanner,requests,session,subscriptions}.py",
     "jetstream/publish/{ack_window,bulk_window}.py",
     "jetstream/reads/columns.py",
     "server/engine/{engine,jobs,journal,ports,timers}.py",

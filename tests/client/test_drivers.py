@@ -400,6 +400,16 @@ def test_only_what_may_wait_is_awaited() -> None:
     plain = {name for name, member in public(aio.Client).items() if inspect.isfunction(member)} - {
         name for name, member in public(aio.Client).items() if inspect.iscoroutinefunction(inspect.unwrap(member))
     }
-    for_layers_above = {"start", "start_bulk", "start_many", "expect", "publish_many", "cancel", "answer", "report"}
+    for_layers_above = {
+        "start",
+        "start_bulk",
+        "start_many",
+        "start_one",
+        "expect",
+        "publish_many",
+        "cancel",
+        "answer",
+        "report",
+    }
     for_layers_above |= {"callback_failed", "is_own_end", "mark", "spawn", "leave_server", "run_here", "shared"}
     assert plain == {"request_many", "new_inbox", "now"} | for_layers_above

@@ -6,9 +6,10 @@ from datetime import timedelta
 
 import pytest
 
-from slipstream.api import GetRequest, StreamConfig
+from slipstream.api import GetRequest, PubAck, StreamConfig, decode_pub_ack
 from slipstream.errors import (
     ApiError,
+    AuthorizationError,
     ConnectionLostError,
     MessageNotFoundError,
     NoRespondersError,
@@ -19,7 +20,8 @@ from slipstream.errors import (
     WrongLastSequenceError,
 )
 from slipstream.jetstream import requests
-from slipstream.jetstream.publish.ack_window import AckWindow
+from slipstream.jetstream.publish.ack_window import AckWindow, PublishAcks
+from slipstream.jetstream.publish.sent import Sent
 from slipstream.wire import Headers, Msg
 
 NO_RESPONDERS = b"NATS/1.0 503\r\nNats-Subject: orders.new\r\n\r\n"
@@ -177,14 +179,20 @@ def test_a_delete_that_was_not_done_is_an_error() -> None:
     requests.Api().delete_stream("S").decode(reply(b'{"success":true}'))
 
 
+def published(acks: PublishAcks, window: AckWindow, *subjects: str) -> None:
+    """Publishes in flight, with the tokens from 1 on."""
+    for position, subject in enumerate(subjects):
+        acks.register(position + 1, (window, Sent(position, subject)))
+        window.sent += 1
+
+
 def test_the_window_counts_acks_and_keeps_failures_with_their_position() -> None:
-    window = AckWindow(2)
-    window.sending("1", "a")
-    window.sending("2", "b")
+    acks, window = PublishAcks(), AckWindow(2)
+    published(acks, window, "a", "b")
     assert not window.has_capacity()
-    assert window.deliver(reply(b'{"stream":"S","seq":1,"duplicate":true}', token="1"))
+    assert acks.deliver(reply(b'{"stream":"S","seq":1,"duplicate":true}', token="1"))
     assert window.has_capacity()
-    assert window.deliver(reply(b"", NO_RESPONDERS, token="2"))
+    assert acks.deliver(reply(b"", NO_RESPONDERS, token="2"))
     assert window.is_empty()
     assert (window.acked, window.duplicates, window.sent) == (1, 1, 2)
     assert [(f.position, f.subject, type(f.error)) for f in window.failures] == [(1, "b", NoStreamError)]
@@ -192,24 +200,88 @@ def test_the_window_counts_acks_and_keeps_failures_with_their_position() -> None
 
 
 def test_publishes_in_flight_when_the_connection_is_lost_fail() -> None:
-    window = AckWindow(5)
-    for token in "123":
-        window.sending(token, "a")
+    acks, window = PublishAcks(), AckWindow(5)
+    published(acks, window, "a", "a", "a")
     assert window.in_flight == 3
-    assert window.forget(ConnectionLostError("gone")) == ["1", "2", "3"]
+    assert window.forget(ConnectionLostError("gone")) == [1, 2, 3]
     assert window.is_empty()
     assert [f.position for f in window.failures] == [0, 1, 2]
 
 
-def test_an_ack_that_arrives_before_its_publish_is_recorded_counts() -> None:
-    window = AckWindow(2)
-    assert window.deliver(reply(b'{"stream":"S","seq":1}', token="1"))
-    assert window.acked == 0
-    window.sending("1", "a")
-    assert (window.acked, window.sent, window.is_empty()) == (1, 1, True)
-    window.sending("2", "a")
-    assert window.fewer_than(2)
-    assert not window.fewer_than(1)
+def ack(token: int, body: bytes, *, size: int | None = None) -> bytes:
+    return b"MSG _INBOX.x.%d 1 %d\r\n%b\r\n" % (token, len(body) if size is None else size, body)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b'{"stream":"S","seq":7}', PubAck("S", 7)),
+        (b'{"stream":"S", "seq":7}', PubAck("S", 7)),
+        (b'{"stream":"S", "domain":"hub", "seq":7,"duplicate": true}', PubAck("S", 7, "hub", True)),
+    ],
+)
+def test_acks_are_read_out_of_received_bytes_as_they_are_decoded(body: bytes, expected: PubAck) -> None:
+    noted: list[tuple[PubAck, str, bytes]] = []
+    for note in (None, lambda *of: noted.append(of)):
+        acks, window = PublishAcks(), AckWindow(5, note)
+        acks.attach(b"MSG _INBOX.x.")
+        published(acks, window, "a")
+        data = ack(1, body)
+        assert acks.scan(data, 0) == (len(data), 1)
+        assert window.last_ack == expected == decode_pub_ack(body)
+        assert (window.acked, window.duplicates, window.in_flight) == (1, expected.duplicate, 0)
+        assert acks.scan(data, 0) == (0, 0)  # it has its answer
+    assert noted == [(expected, "a", b"")]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        ack(2, b'{"stream":"S","seq":7}'),  # of another sink
+        ack(1, b'{"error":{"code":400},"stream":"S","seq":0}'),
+        ack(1, b'{"stream":"S","seq":7,"val":"1"}'),
+        ack(1, b'{"stream":"S","seq":7}\r\nMSG _INBOX.x.2 1 0\r\n'),  # a payload that imitates two frames
+        ack(1, b'{"stream":"S","seq":7}', size=21),
+        ack(1, b'{"stream":"S","seq":7}')[:-1],
+        b"H" + ack(1, b'{"stream":"S","seq":7}'),
+        ack(1, b'{"stream":"\xff","seq":7}'),
+    ],
+)
+def test_whatever_is_no_ordinary_ack_is_left_to_the_parser(data: bytes) -> None:
+    acks, window = PublishAcks(), AckWindow(5)
+    acks.attach(b"MSG _INBOX.x.")
+    published(acks, window, "a")
+    assert acks.scan(data, 0) == (0, 0)
+    assert (window.acked, window.in_flight) == (0, 1)
+
+
+def test_acks_of_many_publishers_are_told_apart() -> None:
+    acks, windows = PublishAcks(), [AckWindow(5), AckWindow(5)]
+    acks.attach(b"MSG _INBOX.x.")
+    for token in range(1, 7):
+        acks.register(token, (windows[token % 2], Sent(token // 2, "a")))
+    data = b"".join(ack(token, b'{"stream":"S","seq":%d}' % token) for token in (4, 1, 6, 2))
+    assert acks.scan(data, 0) == (len(data), 4)
+    assert [(window.acked, window.in_flight) for window in windows] == [(3, 0), (1, 2)]
+    assert [window.last_ack for window in windows] == [PubAck("S", 2), PubAck("S", 1)]
+
+
+def test_a_rejected_subject_fails_its_own_publishes_only() -> None:
+    acks, window = PublishAcks(), AckWindow(5)
+    published(acks, window, "a", "b", "a")
+    assert not acks.deny(AuthorizationError("not allowed"), "a")
+    assert [(failed.position, failed.subject) for failed in window.failures] == [(0, "a"), (2, "a")]
+    assert (window.in_flight, acks.awaits(1), acks.awaits(2)) == (1, False, True)
+
+
+def test_a_lost_connection_fails_the_publishes_of_all_windows_and_the_next_one_opens_anew() -> None:
+    acks, windows = PublishAcks(), [AckWindow(5), AckWindow(5)]
+    acks.token = "1"
+    for token, window in enumerate(windows, 2):
+        acks.register(token, (window, Sent(0, "a", sent_at=0.0 if token == 2 else None)))
+    acks.fail(ConnectionLostError("gone"))
+    assert [(len(window.in_doubt), len(window.failures)) for window in windows] == [(1, 0), (0, 1)]
+    assert (acks.token, acks.awaits(2), acks.awaits(3)) == ("", False, False)
 
 
 @pytest.mark.parametrize("seq", [-1, 2**64, 1.5, "1", None, True])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from slipstream.client.address import Address
 from slipstream.client.mailbox import Mailbox
@@ -49,20 +49,36 @@ class BulkSink(ReplySink, Protocol):
 
 
 class WindowSink(BulkSink, Protocol):
-    """A sink for one answer each to many requests that go out in blocks. `token` is for `cancel`, once it is set."""
+    """A sink for one answer each to many requests, whose tokens are numbers. Its own `token` is for `cancel`, once it
+    is set."""
 
     token: str
-
-    def sending(self, first: int, messages: Sequence[tuple[str, bytes, bytes]]) -> None:
-        """These requests are sent now, with the tokens from `first` on."""
-        ...
 
     def awaits(self, token: int) -> bool:
         """Whether the request with that token has no answer yet."""
         ...
 
-    def asks(self, subject: str) -> bool:
-        """Whether a request to that subject has no answer yet."""
+    def deny(self, error: Error, subject: str) -> bool:
+        """The server rejects requests to that subject: fail those that have no answer yet, or return True for all."""
+        ...
+
+
+E = TypeVar("E", contravariant=True)
+
+
+class SingleWindowSink(WindowSink, Protocol[E]):
+    """A sink for one answer each to many requests that go out one by one."""
+
+    def register(self, token: int, entry: E) -> None:
+        """This request is sent now, with that token."""
+        ...
+
+
+class BlockWindowSink(WindowSink, Protocol):
+    """The same for requests that go out in blocks."""
+
+    def sending(self, first: int, messages: Sequence[tuple[str, bytes, bytes]]) -> None:
+        """These requests are sent now, with the tokens from `first` on."""
         ...
 
 

@@ -8,15 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from slipstream.client.events import BulkSink, Effects, EventKind, ReplySink, WindowSink
+from slipstream.client.events import (
+    BlockWindowSink,
+    BulkSink,
+    Effects,
+    EventKind,
+    ReplySink,
+    SingleWindowSink,
+    WindowSink,
+)
 from slipstream.client.outgoing import Draft, Outgoing
 from slipstream.client.raw_scanner import RawScanner
 from slipstream.errors import Error
 from slipstream.wire import Inbox, Msg, sub
 
 INBOX_SID = b"1"
+E = TypeVar("E")
 
 
 class ExpectedReplies(NamedTuple):
@@ -40,12 +49,12 @@ class Requests:
 
     # Sending
 
-    def start(self, subject: str, payload: bytes, sink: ReplySink, header: bytes = b"") -> str:
+    def start(self, subject: object, payload: object, sink: ReplySink, header: bytes = b"") -> str:
         """Send a request whose replies go to `sink`; the token is for `cancel`."""
         if not self._is_subscribed:
             self._subscribe()
         token = self._outgoing.request(subject, payload, header)
-        self.sinks[token] = (sink, subject)
+        self.sinks[token] = (sink, str(subject))
         return token
 
     def expect(self, sink: ReplySink) -> ExpectedReplies:
@@ -57,18 +66,26 @@ class Requests:
         self.sinks[token] = (sink, subject)
         return ExpectedReplies(token, subject)
 
-    def start_bulk(self, subject: str, payload: bytes, sink: BulkSink, header: bytes = b"") -> str:
+    def start_bulk(self, subject: object, payload: object, sink: BulkSink, header: bytes = b"") -> str:
         """As `start`, for a sink that takes many replies at once."""
         token = self.start(subject, payload, sink, header)
         sink.attach(b"HMSG %b%b %b " % (self._outgoing.reply_prefix, token.encode(), INBOX_SID))
         self._scanner.add(token, partial(self._scan, token, sink))
         return token
 
-    def start_many(self, messages: Sequence[Draft], sink: WindowSink) -> None:
+    def start_many(self, messages: Sequence[Draft], sink: BlockWindowSink) -> None:
         """Send a block of requests; `sink` gets their tokens before anything can be answered."""
         if not sink.token:
             self._open_window(sink)
         sink.sending(self._outgoing.request_block(messages), messages)
+
+    def start_one(self, subject: object, payload: object, sink: SingleWindowSink[E], entry: E, header: bytes) -> int:
+        """Send a request whose one answer goes to `sink`, which gets `entry` for it; returns its token."""
+        if not sink.token:
+            self._open_window(sink)
+        token = int(self._outgoing.request(subject, payload, header))
+        sink.register(token, entry)
+        return token
 
     def _open_window(self, sink: WindowSink) -> None:
         if not self._is_subscribed:
@@ -133,7 +150,7 @@ class Requests:
         """Fail the requests to `subject`: the server rejected them, and their callers would wait for the timeout."""
         for token, (sink, asked) in list(self.sinks.items()):
             window = self.windows.get(token)
-            if asked == subject or (window is not None and window.asks(subject)):
+            if asked == subject or (window is not None and window.deny(error, subject)):
                 self.cancel(token)
                 self._fail(sink, error)
 

@@ -36,8 +36,8 @@ from slipstream.client.options import ClientOptions
 from slipstream.client.secrets import from_env
 from slipstream.jetstream.consume.ack_subject import Metadata
 from slipstream.jetstream.consumer_requests import Pause
-from slipstream.jetstream.publish.ack_window import FailedPublish
 from slipstream.jetstream.publish.counts import PublishStats
+from slipstream.jetstream.publish.sent import FailedPublish
 from slipstream.jetstream.reads.columns import Columns, Part
 from slipstream.jetstream.reads.direct_get import StoredMessage
 from slipstream.jetstream.reads.read_state import ReadStats

@@ -148,3 +148,14 @@ def test_a_missing_answer_holds_back_its_own_block_only() -> None:
     assert len(window._blocks) == 2
     session.received(answer(stuck[0], "rejected", 0), 0)
     assert [item for item, _ in window.rejected] == ["a"]
+
+
+def test_a_responder_that_imitates_the_end_of_an_ack_and_another_frame_is_left_to_the_parser() -> None:
+    session, window = connected(), BlockWindow[str](10)
+    first, second = send(session, window, ["one", "two"])
+    forged = b'{"stream":"S","seq":1}\r\n' + answer(second, "ours", 2)[:-2]
+    data = b"MSG %b 1 %d\r\n%b\r\n" % (first.reply.encode(), len(forged), forged)
+    assert window.scan(data, 0) == (0, 0)
+    session.received(data, 0)
+    assert [rejected.item for rejected in window.rejected] == ["one"]
+    assert window.in_flight == 1

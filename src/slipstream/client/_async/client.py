@@ -22,7 +22,7 @@ from slipstream.client.base import (
     encode_headers,
     is_no_responders,
 )
-from slipstream.client.events import AwaitedSink, BulkSink, ReplySink, WindowSink
+from slipstream.client.events import AwaitedSink, BlockWindowSink, BulkSink, ReplySink, SingleWindowSink
 from slipstream.client.options import MAX_PENDING_BYTES, MAX_PENDING_MSGS, ClientOptions, takes
 from slipstream.client.outgoing import Draft
 from slipstream.client.reporter import check_callback
@@ -94,13 +94,16 @@ class Client(BaseClient):
 
         The payload is bytes, or an object, which the codec encodes.
         """
-        if not isinstance(payload, bytes):
-            payload, headers = encode_payload(self._codec, subject, payload, headers)
         connection, outgoing = self._connection, self._outgoing
-        outgoing.publish(subject, payload, reply, encode_headers(headers) if headers else b"")
+        size = 0 if reply or headers else outgoing.try_publish(subject, payload)
+        if not size:
+            if not isinstance(payload, bytes):
+                payload, headers = encode_payload(self._codec, subject, payload, headers)
+            outgoing.publish(subject, payload, reply, encode_headers(headers) if headers else b"")
+            size = outgoing.size
         if not connection.is_write_due:
             connection.write_soon()
-        if outgoing.size > connection.max_pending:
+        if size > connection.max_pending:
             await connection.ready()
 
     @opens
@@ -293,7 +296,16 @@ class Client(BaseClient):
         self._connection.write_soon()
         return token
 
-    def start_many(self, messages: Sequence[Draft], sink: WindowSink) -> None:
+    def start_one(
+        self, subject: str, payload: bytes, sink: SingleWindowSink[T], entry: T, *, header: bytes = b""
+    ) -> int:
+        """Send a request with one answer, for which `sink` gets `entry`; the token, as text, is for `cancel`."""
+        token = self._requests.start_one(subject, payload, sink, entry, header)
+        if not self._connection.is_write_due:
+            self._connection.write_soon()
+        return token
+
+    def start_many(self, messages: Sequence[Draft], sink: BlockWindowSink) -> None:
         """Send a block of requests with one answer each, over the current connection only."""
         self._requests.start_many(messages, sink)
         self._connection.write_soon()

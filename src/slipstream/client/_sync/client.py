@@ -22,7 +22,7 @@ from slipstream.client.base import (
     is_no_responders,
     timed_out,
 )
-from slipstream.client.events import AwaitedSink, BulkSink, ReplySink, WindowSink
+from slipstream.client.events import AwaitedSink, BlockWindowSink, BulkSink, ReplySink, SingleWindowSink
 from slipstream.client.options import MAX_PENDING_BYTES, MAX_PENDING_MSGS, ClientOptions, takes
 from slipstream.client.outgoing import Draft
 from slipstream.client.reporter import check_callback
@@ -317,7 +317,18 @@ class Client(BaseClient):
             self._connection.write_soon()
         return token
 
-    def start_many(self, messages: Sequence[Draft], sink: WindowSink) -> None:
+    def start_one(
+        self, subject: str, payload: bytes, sink: SingleWindowSink[T], entry: T, *, header: bytes = b""
+    ) -> int:
+        """Send a request with one answer, for which `sink` gets `entry`; the token, as text, is for `cancel`."""
+        connection = self._connection
+        with connection.lock:
+            token = self._requests.start_one(subject, payload, sink, entry, header)
+            if not connection.is_write_due or self._outgoing.size > WRITE_SIZE:
+                connection.write_soon()
+        return token
+
+    def start_many(self, messages: Sequence[Draft], sink: BlockWindowSink) -> None:
         """Send a block of requests with one answer each, over the current connection only."""
         with self._connection.lock:
             self._requests.start_many(messages, sink)

@@ -18,8 +18,9 @@ from slipstream.errors import ConnectionLostError, Error
 from slipstream.jetstream import requests
 from slipstream.jetstream._sync.context import JetStreamContext
 from slipstream.jetstream._sync.repeats import RepeatCheck
-from slipstream.jetstream.publish.ack_window import AckWindow, FailedPublish, PendingAck, Sent
+from slipstream.jetstream.publish.ack_window import AckWindow, PublishAcks
 from slipstream.jetstream.publish.repeats import is_repeatable
+from slipstream.jetstream.publish.sent import FailedPublish, PendingAck, Sent
 from slipstream.wire import Headers
 from slipstream.wire.arguments import Duration, check_integer, check_seconds
 from slipstream.wire.headers import HeaderValues
@@ -51,6 +52,7 @@ class Publisher(Openable):
         self._retries = retries
         self._retry_wait = check_seconds(retry_wait, "retry_wait")
         self._window = AckWindow(max_in_flight, None if context.session is None else context.note_ack)
+        self._acks = context.client.shared(PublishAcks)
         self._timeout = check_seconds(timeout)
         self._counted = (0, 0, 0)  # sent, acked, duplicates that are in the statistics of the connection
 
@@ -168,13 +170,10 @@ class Publisher(Openable):
         if header and is_repeatable(header):
             now, server_id = client.now(), client.server_info.server_id
             sent = Sent(window.sent, subject, pending, payload, header, tries, now, server_id)
-        elif tries:
-            sent = Sent(window.sent, subject, pending, payload, header, tries)
         else:
-            window.sending(client.start(subject, payload, window, header=header), subject, pending, header)
-            return
+            sent = Sent(window.sent, subject, pending, payload if tries else b"", header, tries)
+        client.start_one(subject, payload, self._acks, (window, sent), header=header)
         window.sent += 1
-        window.resending(client.start(subject, payload, window, header=header), sent)
 
     def result(self, pending: PendingAck) -> PubAck:
         """The ack of a message that `send` sent; raises its failure."""
@@ -189,8 +188,7 @@ class Publisher(Openable):
             self._client.sleep(self._retry_wait * 2 ** (self._retries - 1 - tries))
             for _ in range(len(window.to_resend)):
                 sent = window.to_resend.popleft()
-                token = self._client.start(sent.subject, sent.payload, window, header=sent.header)
-                window.resending(token, sent)
+                self._client.start_one(sent.subject, sent.payload, self._acks, (window, sent), header=sent.header)
 
     def flush(self) -> None:
         """Wait until every message sent so far was answered; raises the first failure.
@@ -247,17 +245,18 @@ class Publisher(Openable):
                 window.fail_in_doubt(sent)
                 continue
             epoch = client.epoch
-            token = client.start(sent.subject, sent.payload, window, header=sent.header)
+            token = client.start_one(sent.subject, sent.payload, self._acks, (window, sent), header=sent.header)
             if client.epoch != epoch or not client.is_connected:  # it must not be kept for a later connection
-                client.cancel(token)
+                self._acks.drop(token)
+                client.cancel(str(token))
                 return
             window.in_doubt.remove(sent)
-            window.resending(token, sent)
 
     def _forget(self, error: Error) -> None:
         """Stop waiting for the publishes in flight; whether they were stored is unknown."""
         for token in self._window.forget(error):
-            self._client.cancel(token)
+            self._acks.drop(token)
+            self._client.cancel(str(token))
         self._count()
 
     def _failure(self) -> Error:

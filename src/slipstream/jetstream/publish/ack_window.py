@@ -1,6 +1,7 @@
-"""The ack window of a publisher: how many publishes are in flight, were acknowledged or failed.
+"""The ack windows of publishers: how many publishes are in flight, were acknowledged or failed.
 
-One object for all of them: an ack costs a dictionary look-up and a scan of its bytes, no future and no task. A message
+One object for all publishes of a publisher, and one that finds the acks of all publishers of a client (`PublishAcks`):
+an ack costs a match in the received bytes and two dictionary look-ups, no message, no future and no task. A message
 whose own ack matters has a `PendingAck`. Messages that no stream took (503, as while its leader changes) can be resent,
 and those with a message id whose connection was lost, if `publish.repeats` allows it.
 Invariant: every publish is answered once, in `failures`, in its `PendingAck`, or in the counts.
@@ -8,79 +9,49 @@ Invariant: every publish is answered once, in `failures`, in its `PendingAck`, o
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final
+
+from msgspec.structs import replace
 
 from slipstream.api import PubAck
-from slipstream.errors import ConnectionClosedError, ConnectionLostError, Error, NoRespondersError, RemoteProtocolError
+from slipstream.errors import ConnectionClosedError, ConnectionLostError, Error, NoRespondersError
+from slipstream.jetstream.publish.sent import FailedPublish, Sent
 from slipstream.jetstream.requests import decode_publish
 from slipstream.wire import Msg
+from slipstream.wire.frame_runs import matches_in_row
+
+# Behind the prefix of reply subjects: token, size, stream, domain, sequence, whether it is a duplicate.
+_ACK: Final = (
+    rb'(\d{1,18}) \d+ (\d{1,9})\r\n\{"stream":"([ !#-\[\]-~]+)",(?: ?"domain":"([ !#-\[\]-~]*)",)? ?"seq":(\d{1,20})'
+    rb'(,"duplicate": ?true)?\}\r\n'
+)
 
 
-class FailedPublish(NamedTuple):
-    """A message that was not stored: its position among those sent (from 0), its subject, and the error."""
-
-    position: int
-    subject: str
-    error: Error
+def ack_pattern(prefix: bytes) -> re.Pattern[bytes]:
+    """An expression for a whole frame with an ordinary ack, whose reply subject begins as in `prefix`."""
+    return re.compile(re.escape(prefix) + _ACK)
 
 
-class PendingAck:
-    """The answer to one publish, once it has arrived."""
-
-    __slots__ = ("_ack", "_error")
-
-    def __init__(self) -> None:
-        self._ack: PubAck | None = None
-        self._error: Error | None = None
-
-    def is_done(self) -> bool:
-        """Whether the answer has arrived."""
-        return self._ack is not None or self._error is not None
-
-    def settle(self, ack: PubAck | None, error: Error | None) -> None:
-        """Take the answer."""
-        self._ack, self._error = ack, error
-
-    def result(self) -> PubAck:
-        """The ack; raises the error that came instead."""
-        if self._error is not None:
-            raise self._error
-        if self._ack is None:
-            raise RemoteProtocolError("the result was requested before it arrived")
-        return self._ack
-
-
-class Sent(NamedTuple):
-    """A publish in flight: its position, and what is needed to resend it (`tries` times at most).
-
-    `sent_at` and `server_id`, of one that may be sent again after a lost connection: when and where it was sent first.
-    """
-
-    position: int
-    subject: str
-    pending: PendingAck | None = None
-    payload: bytes = b""
-    header: bytes = b""
-    tries: int = 0
-    sent_at: float | None = None
-    server_id: str = ""
+def is_whole(found: re.Match[bytes], size: bytes) -> bool:
+    """Whether the payload is as long as the frame says: a responder's may imitate the end of it, and another frame."""
+    return found.end() - found.end(2) == int(size) + 4
 
 
 class AckWindow:
-    """A `ReplySink` for any number of publishes. `to_resend` holds those that no stream took, `in_doubt` those whose
-    connection was lost, for the reason `lost_error`."""
+    """The publishes of one publisher. `to_resend` holds those that no stream took, `in_doubt` those whose connection
+    was lost, for the reason `lost_error`."""
 
     __slots__ = (
-        "_early",
+        "_last",
         "_note",
         "_waiting",
         "acked",
         "duplicates",
         "failures",
         "in_doubt",
-        "last_ack",
         "limit",
         "lost_error",
         "sent",
@@ -93,13 +64,19 @@ class AckWindow:
         self.sent: int = 0
         self.acked: int = 0
         self.duplicates: int = 0
-        self.last_ack: PubAck | None = None
+        self._last: tuple[bytes, bytes | None, bytes, bytes | None] | PubAck | None = None
         self.failures: list[FailedPublish] = []
         self.to_resend: deque[Sent] = deque()
         self.in_doubt: deque[Sent] = deque()
         self.lost_error: Error | None = None
-        self._waiting: dict[str, Sent] = {}
-        self._early: dict[str, Msg] = {}  # answers to publishes that are not registered yet
+        self._waiting: dict[int, Sent] = {}
+
+    @property
+    def last_ack(self) -> PubAck | None:
+        """The newest ack."""
+        if isinstance(self._last, tuple):
+            self._last = _ack_of(*self._last)
+        return self._last
 
     @property
     def in_flight(self) -> int:
@@ -122,51 +99,54 @@ class AckWindow:
         """Whether fewer publishes than that wait for their answer, or one must be resent."""
         return self.in_flight < count or bool(self.to_resend)
 
-    def sending(self, token: str, subject: str, pending: PendingAck | None = None, header: bytes = b"") -> None:
-        """Register a publish that was sent."""
-        self._remember(token, Sent(self.sent, subject, pending, b"", header))
-        self.sent += 1
-
-    def resending(self, token: str, sent: Sent) -> None:
-        """Register a publish that may be resent, or was; its position is that of the first time."""
-        self._remember(token, sent)
-
-    def _remember(self, token: str, sent: Sent) -> None:
+    def sending(self, token: int, sent: Sent) -> None:
+        """Register a publish that is sent, perhaps again."""
         self._waiting[token] = sent
-        early = self._early.pop(token, None)
-        if early is not None:
-            self._settle(token, early)
 
-    def deliver(self, msg: Msg) -> bool:
-        """Take an answer; each publish has exactly one."""
-        token = msg.subject.rpartition(".")[2]
-        if token not in self._waiting:
-            self._early[token] = msg
-        if self._settle(token, msg):
-            self._early.pop(token, None)
-        return True
-
-    def _settle(self, token: str, msg: Msg) -> bool:
-        """Count an answer, once: the thread that gets the entry out of the dictionary does it."""
+    def acknowledge(self, token: int, stream: bytes, domain: bytes | None, seq: bytes, duplicate: bytes | None) -> None:
+        """Count an ack, once: the thread that gets the entry out of the dictionary does it."""
         sent = self._waiting.pop(token, None)
         if sent is None:
-            return False
+            return
+        if self._note is None and sent.pending is None:
+            self.acked += 1
+            if duplicate is not None:
+                self.duplicates += 1
+            self._last = stream, domain, seq, duplicate
+        else:
+            self._stored(sent, _ack_of(stream, domain, seq, duplicate))
+
+    def deliver(self, token: int, msg: Msg) -> None:
+        """Take an answer that is no ordinary ack."""
+        sent = self._waiting.pop(token, None)
+        if sent is None:
+            return
         try:
             ack = decode_publish(msg, subject=sent.subject, header=sent.header)
         except Error as error:
             if sent.tries and isinstance(error, NoRespondersError):
-                self.to_resend.append(sent._replace(tries=sent.tries - 1))
+                self.to_resend.append(replace(sent, tries=sent.tries - 1))
             else:
                 self._failed(sent, error)
         else:
-            self.acked += 1
-            self.duplicates += ack.duplicate
-            self.last_ack = ack
-            if self._note is not None:
-                self._note(ack, sent.subject, sent.header)
-            if sent.pending is not None:
-                sent.pending.settle(ack, None)
+            self._stored(sent, ack)
+
+    def deny(self, token: int, error: Error, subject: str) -> bool:
+        """Fail a publish if it went to a subject that the server rejects."""
+        sent = self._waiting.get(token)
+        if sent is None or sent.subject != subject or self._waiting.pop(token, None) is None:
+            return False
+        self.fail_one(sent, error)
         return True
+
+    def _stored(self, sent: Sent, ack: PubAck) -> None:
+        self.acked += 1
+        self.duplicates += ack.duplicate
+        self._last = ack
+        if self._note is not None:
+            self._note(ack, sent.subject, sent.header)
+        if sent.pending is not None:
+            sent.pending.settle(ack, None)
 
     def _failed(self, sent: Sent, error: Error) -> None:
         """Keep a failure for the publisher's next call, or for the owner of the `PendingAck`."""
@@ -178,27 +158,106 @@ class AckWindow:
     def fail(self, error: Error) -> None:
         """The connection is gone: whether the messages in flight were stored is not known."""
         waiting, self._waiting = self._waiting, {}
-        is_lost = isinstance(error, ConnectionLostError) and not isinstance(error, ConnectionClosedError)
-        self.lost_error = error
         for sent in (*waiting.values(), *self.to_resend):
-            if is_lost and sent.sent_at is not None:
-                self.in_doubt.append(sent)
-            else:
-                self._failed(sent, error)
+            self.fail_one(sent, error)
         self.to_resend.clear()
-        self._early.clear()
+
+    def fail_one(self, sent: Sent, error: Error) -> None:
+        """A publish gets no answer any more."""
+        self.lost_error = error
+        is_lost = isinstance(error, ConnectionLostError) and not isinstance(error, ConnectionClosedError)
+        if is_lost and sent.sent_at is not None:
+            self.in_doubt.append(sent)
+        else:
+            self._failed(sent, error)
 
     def fail_in_doubt(self, sent: Sent) -> None:
         """Report one of the messages in doubt as failed: it cannot be sent again."""
         self._failed(sent, self.lost_error or ConnectionLostError("the connection was lost"))
 
-    def forget(self, error: Error) -> list[str]:
+    def drop(self, token: int) -> None:
+        """Forget a publish that was not sent after all."""
+        self._waiting.pop(token, None)
+
+    def forget(self, error: Error) -> list[int]:
         """Abandon the publishes in flight; returns their tokens, to be cancelled."""
-        tokens = list(self._waiting)
-        for sent in (*self._waiting.values(), *self.to_resend, *self.in_doubt):
+        waiting, self._waiting = self._waiting, {}
+        for sent in (*waiting.values(), *self.to_resend, *self.in_doubt):
             self._failed(sent, error)
-        self._waiting = {}
         self.to_resend.clear()
         self.in_doubt.clear()
-        self._early.clear()
-        return tokens
+        return list(waiting)
+
+
+def _ack_of(stream: bytes, domain: bytes | None, seq: bytes, duplicate: bytes | None) -> PubAck:
+    return PubAck(stream.decode(), int(seq), (domain or b"").decode(), duplicate is not None)
+
+
+class PublishAcks:
+    """Finds the acks of all publishers of one client: a `SingleWindowSink`.
+
+    One for all of them: with many publishers, whose acks come in any order, each of them would look at each ack.
+    """
+
+    def __init__(self) -> None:
+        self.token: str = ""
+        self._windows: dict[int, AckWindow] = {}  # by the tokens of the publishes that have no answer
+        self._ack = re.compile(b"$.")  # nothing, before `attach`
+
+    def register(self, token: int, entry: tuple[AckWindow, Sent]) -> None:
+        """Register a publish that is sent now."""
+        window, sent = entry
+        self._windows[token] = window
+        window.sending(token, sent)
+
+    def drop(self, token: int) -> None:
+        """Forget a publish."""
+        window = self._windows.pop(token, None)
+        if window is not None:
+            window.drop(token)
+
+    # Called by the client
+
+    def attach(self, prefix: bytes) -> None:
+        """Every ack is a MSG frame that begins with `prefix`; the token follows it."""
+        self._ack = ack_pattern(prefix)
+
+    def awaits(self, token: int) -> bool:
+        """Whether a publish has no answer yet."""
+        return token in self._windows
+
+    def scan(self, data: bytes, pos: int) -> tuple[int, int]:
+        """Take the acks at `pos`; returns where they end and how many they were."""
+        windows, count = self._windows, 0
+        for found in matches_in_row(self._ack, data, pos):
+            number, size, stream, domain, seq, duplicate = found.groups()
+            token = int(number)
+            window = windows.get(token)
+            if window is None or not is_whole(found, size):  # of a block, or of another form
+                break
+            windows.pop(token, None)
+            window.acknowledge(token, stream, domain, seq, duplicate)
+            pos = found.end()
+            count += 1
+        return pos, count
+
+    def deliver(self, msg: Msg) -> bool:
+        """Take an answer that came as a message."""
+        token = int(msg.subject.rpartition(".")[2])
+        window = self._windows.pop(token, None)
+        if window is not None:
+            window.deliver(token, msg)
+        return True
+
+    def deny(self, error: Error, subject: str) -> bool:
+        """Fail the publishes to a subject that the server rejects; the others are still answered."""
+        for token, window in list(self._windows.items()):
+            if window.deny(token, error, subject):
+                self._windows.pop(token, None)
+        return False
+
+    def fail(self, error: Error) -> None:
+        """The connection is gone, and with it the subscription under this token."""
+        windows, self._windows, self.token = self._windows, {}, ""
+        for window in dict.fromkeys(windows.values()):
+            window.fail(error)

@@ -13,6 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from slipstream.client.outgoing import Draft, too_large
 from slipstream.errors import Error
+from slipstream.jetstream.publish.ack_window import ack_pattern, is_whole
 from slipstream.jetstream.requests import decode_publish
 from slipstream.wire import Msg
 from slipstream.wire.frame_runs import matches_in_row
@@ -20,11 +21,6 @@ from slipstream.wire.frame_runs import matches_in_row
 __all__ = ["Block", "BlockWindow", "Draft", "Rejected", "too_large"]
 
 T = TypeVar("T")
-
-_ACK = (
-    rb'(\d+) \d+ \d+\r\n\{"stream":"[^"\\\r\n]+",(?: ?"domain":"[^"\\\r\n]*",)? ?"seq":(\d+)'
-    rb'(,"duplicate": ?true)?\}\r\n'
-)
 
 
 class Rejected(NamedTuple, Generic[T]):
@@ -104,21 +100,21 @@ class BlockWindow(Generic[T]):
         """Whether a publish has no answer yet."""
         return token in self._waiting
 
-    def asks(self, subject: str) -> bool:
-        """Whether a message of the blocks in flight went to that subject."""
+    def deny(self, _: Error, subject: str) -> bool:
+        """Whether a message of the blocks in flight went to a subject that the server rejects: then all fail."""
         return any(one[0] == subject for block in self._blocks for one in block.messages)
 
     def attach(self, prefix: bytes) -> None:
         """Every ack is a MSG frame that begins with `prefix`; the token follows it."""
-        self._ack = re.compile(re.escape(prefix) + _ACK)
+        self._ack = ack_pattern(prefix)
 
     def scan(self, data: bytes, pos: int) -> tuple[int, int]:
         """Take the acks at `pos`; returns where they end and how many they were."""
         waiting, seq, count = self._waiting, b"0", 0
         for found in matches_in_row(self._ack, data, pos):
-            token, newest, duplicate = found.groups()
+            token, size, _, _, newest, duplicate = found.groups()
             number = int(token)
-            if number not in waiting:  # of another window
+            if number not in waiting or not is_whole(found, size):  # of another window, or of another form
                 break
             waiting.discard(number)
             if duplicate:
