@@ -570,7 +570,7 @@ def test_a_count_that_is_reached_already_ends_at_once() -> None:
     assert session.outgoing.take() == b"UNSUB 2\r\n"
     assert box.is_ended
     assert not box.is_over
-    with pytest.raises(UsageError, match="0 or more"):
+    with pytest.raises(UsageError, match="max_msgs must be an integer of at least 0, got -1"):
         session.subscriptions.unsubscribe(box, -1)
 
 

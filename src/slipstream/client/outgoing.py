@@ -180,8 +180,11 @@ class Outgoing:
         self.sent_msgs += len(frames)
         self.send(b"".join(frames))
 
-    def answer(self, subject: str, payload: bytes) -> None:
-        """As `publish`, for a small payload to a reply subject, which is used once: it is not remembered."""
+    def answer(self, subject: str, payload: bytes) -> int:
+        """As `publish`, for a small payload to a reply subject, which is used once: it is not remembered.
+
+        Returns `size`.
+        """
         if not subject.isprintable() or " " in subject:  # a peer made it: it must not break out of its line
             raise RemoteProtocolError(f"a reply subject must have no control characters, got {subject[:64]!r}")
         name = subject.encode()
@@ -189,10 +192,11 @@ class Outgoing:
         line = (_LINES[size] if size < _KNOWN_SIZES else b"") or _line(size)
         if not self.is_open:
             self._keep(b"PUB %b %b%b\r\n" % (name, line, payload), size)
-            return
+            return self.size
         self.sent_msgs += 1
         self.frames += (b"PUB ", name, b" ", line, payload, b"\r\n")
         self.size += len(name) + len(line) + size + 7
+        return self.size
 
     def _head(self, prefix: bytes, size: int, reply: object, header: bytes) -> bytes:
         """What precedes the headers and the payload of a message."""

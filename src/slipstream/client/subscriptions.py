@@ -16,6 +16,7 @@ from slipstream.client.raw_columns import Packed, Packer
 from slipstream.client.raw_scanner import RawScanner
 from slipstream.errors import Error, UsageError
 from slipstream.wire import Msg, check_filter, check_subject, sub, unsub
+from slipstream.wire.arguments import check_integer
 
 FIRST_SID = 2  # the inbox of requests has 1
 
@@ -36,32 +37,31 @@ class Subscriptions:
     def __len__(self) -> int:
         return len(self._boxes)
 
-    def subscribe(self, subject: str, *, queue: str = "", max_msgs: int, max_bytes: int) -> Mailbox:
-        """Subscribe to a subject; its messages arrive in the mailbox."""
+    def subscribe(self, subject: object, *, queue: object = "", max_msgs: object, max_bytes: object) -> Mailbox:
+        """Subscribe to a subject; its messages arrive in the mailbox. What a program gave may be anything."""
         self._outgoing.check()
         if self.is_draining:
             raise UsageError(f"the client is draining: no new subscription of {subject!r} is possible")
-        check_filter(subject)
-        if queue != "":
-            check_subject(queue)
-        check_names("a subject with its queue group" if queue else "a subject", subject, queue)
+        name, group = check_filter(subject), "" if queue == "" else check_subject(queue)
+        check_names("a subject with its queue group" if group else "a subject", name, group)
+        most_msgs = check_integer(max_msgs, "max_pending_msgs", least=1)
+        most_bytes = check_integer(max_bytes, "max_pending_bytes", least=1)
         sid = b"%d" % self._next_sid
-        box = Mailbox(sid, subject, queue=queue, max_msgs=max_msgs, max_bytes=max_bytes)
+        box = Mailbox(sid, name, queue=group, max_msgs=most_msgs, max_bytes=most_bytes)
         box.on_gap = partial(self._effects.report, EventKind.ERROR)
         self._next_sid += 1
         self._boxes[sid] = box
         if self._outgoing.is_open:
-            self._outgoing.send(sub(subject, sid, queue))
+            self._outgoing.send(sub(name, sid, group))
         return box
 
-    def unsubscribe(self, box: Mailbox, max_msgs: int = 0) -> None:
+    def unsubscribe(self, box: Mailbox, max_msgs: object = 0) -> None:
         """End a subscription, at once or after `max_msgs` messages in all."""
-        if max_msgs < 0:
-            raise UsageError(f"max_msgs must be 0 or more, got {max_msgs}")
+        limit = check_integer(max_msgs, "max_msgs")
         if self._boxes.get(box.sid) is not box:
             return
-        if max_msgs > box.received:
-            box.limit = max_msgs
+        if limit > box.received:
+            box.limit = limit
         else:
             self._remove(box)
             box.end()

@@ -13,7 +13,7 @@ Duration = timedelta | float  # what calls take for a duration: a timedelta, or 
 DURATION = "a timedelta or a number of seconds"
 
 
-def check_integer(value: int, what: str, *, least: int = 0) -> int:
+def check_integer(value: object, what: str, *, least: int = 0) -> int:
     """Return `value`; raises UsageError if it is not an integer of at least `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise UsageError(f"{what} must be an integer of at least {least}, got {value!r}")

@@ -319,11 +319,15 @@ class Client(BaseClient):
         """Forget a request; later replies are dropped."""
         self._requests.cancel(token)
 
-    def answer(self, subject: str, payload: bytes = b"") -> None:
-        """Publish a few bytes to a reply subject that is used once: quicker than `publish`, and never waits."""
-        self._outgoing.answer(subject, payload)
-        if not self._connection.is_write_due:
-            self._connection.write_soon()
+    def answer(self, subject: str, payload: bytes = b"") -> bool:
+        """Publish a few bytes to a reply subject that is used once: quicker than `publish`, and never waits.
+
+        Returns `is_full`.
+        """
+        size, connection = self._outgoing.answer(subject, payload), self._connection
+        if not connection.is_write_due:
+            connection.write_soon()
+        return size > connection.max_pending
 
     async def wait(self, ready: Callable[[], bool], *, timeout: float, what: str) -> None:
         """Return once `ready()` is true; it is asked now and after each chunk received.

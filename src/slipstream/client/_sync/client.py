@@ -345,13 +345,17 @@ class Client(BaseClient):
         with self._connection.lock:
             self._requests.cancel(token)
 
-    def answer(self, subject: str, payload: bytes = b"") -> None:
-        """Publish a few bytes to a reply subject that is used once: quicker than `publish`, and never waits."""
+    def answer(self, subject: str, payload: bytes = b"") -> bool:
+        """Publish a few bytes to a reply subject that is used once: quicker than `publish`, and never waits.
+
+        Returns `is_full`.
+        """
         connection, outgoing = self._connection, self._outgoing
         with connection.lock:
             outgoing.answer(subject, payload)
             if not connection.is_write_due or outgoing.size > WRITE_SIZE:
                 connection.write_soon()
+        return self.is_full
 
     def wait(self, ready: Callable[[], bool], *, timeout: float, what: str) -> None:
         """Return once `ready()` is true; it is asked now and after each chunk received.

@@ -289,7 +289,7 @@ class Stream:
             timeout=timeout,
         )
         async for columns in chunks:
-            for message in columns.messages():
+            for message in columns.each():
                 yield message
 
     async def read_chunks(

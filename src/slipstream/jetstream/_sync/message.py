@@ -20,10 +20,8 @@ class JsMessage(BaseJsMessage[Client]):
 
     def ack(self) -> None:
         """Acknowledge it. Sent at once, not waited for: a message whose ack is lost is redelivered."""
-        if not self.is_settled:
-            self._settle(ACK)
-            if self._client.is_full:
-                self._client.ready()
+        if not self.is_settled and self._settle(ACK):
+            self._client.ready()
 
     def ack_sync(self, *, timeout: Duration = 5.0) -> None:
         """Acknowledge it, and return when the server has confirmed that."""
@@ -53,13 +51,14 @@ class JsMessage(BaseJsMessage[Client]):
             split_reply(self.reply)
             self._client.answer(self.reply, IN_PROGRESS)
 
-    def _settle(self, body: bytes) -> None:
-        """Send a terminal ack. An error leaves the message unsettled."""
+    def _settle(self, body: bytes) -> bool:
+        """Send a terminal ack; whether the client is full. An error leaves the message unsettled."""
         reply = self._msg.reply
         if reply[:8] != "$JS.ACK.":
             split_reply(reply)  # raises, and says what is wrong with it
-        self._client.answer(reply, body)
+        is_full = self._client.answer(reply, body)
         self.is_settled = True
+        return is_full
 
 
 Callback = Callable[[JsMessage], object]

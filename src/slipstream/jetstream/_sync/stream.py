@@ -290,7 +290,7 @@ class Stream:
             timeout=timeout,
         )
         for columns in chunks:
-            for message in columns.messages():
+            for message in columns.each():
                 yield message
 
     def read_chunks(

@@ -13,10 +13,11 @@ from __future__ import annotations
 import enum
 import re
 from collections import deque
-from collections.abc import Container, Sequence
-from itertools import islice
+from collections.abc import Callable, Container, Iterator, Sequence
+from functools import partial
+from itertools import islice, repeat
 from operator import lt
-from typing import TYPE_CHECKING, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
 
 from slipstream.api.times import parse_time
 from slipstream.errors import Error, MessageNotFoundError, RemoteProtocolError
@@ -46,6 +47,7 @@ _MOST_RUNS = 4  # such expressions of one page: where sizes change all the time 
 _SCALE = tuple(10 ** (9 - digits) for digits in range(10))
 _REMEMBERED = 4096
 _LONGEST_SIZES = 24
+_new_message: Final[Callable[[tuple[Any, ...]], StoredMessage]] = partial(tuple.__new__, StoredMessage)
 
 
 class Part(enum.Flag):
@@ -92,9 +94,13 @@ class Columns(NamedTuple):
 
     def messages(self) -> list[StoredMessage]:
         """The same, message by message."""
-        stream = self.stream
-        rows = zip(self.subjects, self.seqs, self.times, self.headers, self.data, strict=True)
-        return [StoredMessage(*row, stream) for row in rows]
+        return list(self.each())
+
+    def each(self) -> Iterator[StoredMessage]:
+        """The same one by one: each is made when it is asked for, in C."""
+        streams = repeat(self.stream, len(self.seqs))
+        rows = zip(self.subjects, self.seqs, self.times, self.headers, self.data, streams, strict=True)
+        return map(_new_message, rows)
 
     def to_arrow(self, **options: Unpack[FrameOptions]) -> pa.Table:
         """The same as an Arrow table; see FrameOptions. Needs the extra `arrow`."""
