@@ -25,6 +25,7 @@ from slipstream.errors import Error
 from slipstream.wire import Inbox, Msg, sub
 
 INBOX_SID = b"1"
+_LONGEST_TOKEN = 18
 E = TypeVar("E")
 
 
@@ -111,9 +112,12 @@ class Requests:
 
     def deliver_to_window(self, token: str, msg: Msg) -> None:
         """Deliver a reply whose token no single request has: one of a block may have it, or a cancelled request had."""
+        if len(token) > _LONGEST_TOKEN or not (token.isascii() and token.isdigit()):
+            return  # a peer made it up: `int` takes neither other digits nor thousands of them
+        number = int(token)
         for name, window in list(self.windows.items()):
             try:
-                if token.isdigit() and window.awaits(int(token)):
+                if window.awaits(number):
                     window.deliver(msg)
                     return
             except Exception as exc:  # code that is not ours: the connection must not break

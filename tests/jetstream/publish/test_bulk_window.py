@@ -159,3 +159,14 @@ def test_a_responder_that_imitates_the_end_of_an_ack_and_another_frame_is_left_t
     session.received(data, 0)
     assert [rejected.item for rejected in window.rejected] == ["one"]
     assert window.in_flight == 1
+
+
+@pytest.mark.parametrize("token", ["²", "9" * 5000, "-1", "+1", "1_0", "x"])
+def test_a_reply_with_a_token_that_a_peer_made_up_is_dropped(token: str) -> None:
+    session, window = connected(), BlockWindow[str](10)
+    (pub,) = send(session, window, ["one"])
+    prefix = pub.reply.rpartition(".")[0]
+    session.received(b"MSG %b.%b 1 2\r\n{}\r\n" % (prefix.encode(), token.encode()), 0)
+    assert (window.in_flight, window.error, session.effects.take()) == (1, None, [])
+    session.received(answer(pub, "ours", 1), 0)
+    assert window.acked == 1

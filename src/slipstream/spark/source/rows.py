@@ -20,6 +20,7 @@ MAX_BYTES = 32 * 1024 * 1024
 _SUBJECT = 64  # bytes, an estimate: counting them would cost more than it helps
 TIME = pa.timestamp("us", tz="UTC")
 _HEADERS = pa.map_(pa.string(), pa.list_(pa.string()))
+_NO_HEADERS = pa.scalar(0, pa.int32())
 
 
 def batches(
@@ -77,8 +78,8 @@ def _headers(chunk: Columns) -> pa.Array:
     """A map per message: names with all their values, in order; an empty map for a message without headers."""
     names: list[str] = []
     values: list[list[str]] = []
-    counts = [0]
     if any(chunk.headers):
+        counts = [0]
         for header in chunk.headers:
             found: dict[str, list[str]] = {}
             if header:
@@ -87,11 +88,10 @@ def _headers(chunk: Columns) -> pa.Array:
             names += found
             values += found.values()
             counts.append(len(found))
+        begins = pa.array(accumulate(counts), pa.int32())
     else:  # the common case: no message has headers
-        counts *= len(chunk.headers) + 1
-    return pa.MapArray.from_arrays(
-        pa.array(accumulate(counts), pa.int32()), pa.array(names, pa.string()), pa.array(values, _HEADERS.item_type)
-    )
+        begins = pa.repeat(_NO_HEADERS, len(chunk.headers) + 1)
+    return pa.MapArray.from_arrays(begins, pa.array(names, pa.string()), pa.array(values, _HEADERS.item_type))
 
 
 _COLUMNS: dict[str, tuple[pa.DataType, Callable[[Columns], pa.Array]]] = {
