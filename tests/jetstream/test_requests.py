@@ -189,9 +189,9 @@ def published(acks: PublishAcks, window: AckWindow, *subjects: str) -> None:
 def test_the_window_counts_acks_and_keeps_failures_with_their_position() -> None:
     acks, window = PublishAcks(), AckWindow(2)
     published(acks, window, "a", "b")
-    assert not window.has_capacity()
+    assert not window.takes_next()
     assert acks.deliver(reply(b'{"stream":"S","seq":1,"duplicate":true}', token="1"))
-    assert window.has_capacity()
+    assert window.takes_next()
     assert acks.deliver(reply(b"", NO_RESPONDERS, token="2"))
     assert window.is_empty()
     assert (window.acked, window.duplicates, window.sent) == (1, 1, 2)

@@ -118,8 +118,8 @@ class Outgoing:
         self.frames += (head, header, data, b"\r\n")
         self.size += len(head) + total + 2
 
-    def request(self, subject: object, payload: object, header: bytes) -> str:
-        """As `publish`, with a fresh reply subject below the inbox; returns its last token."""
+    def request(self, subject: object, payload: object, header: bytes) -> int:
+        """As `publish`, with a fresh reply subject below the inbox; returns its last token, a number."""
         try:
             known = self._prefixes.get(subject)
         except TypeError:
@@ -144,7 +144,7 @@ class Outgoing:
             self.frames += (verb, prefix, rest, payload, b"\r\n")
             self.size += len(verb) + len(prefix) + len(rest) + size + 2
         self._requests = count
-        return str(count)
+        return count
 
     def next_token(self) -> str:
         """A token that no request has."""

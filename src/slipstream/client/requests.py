@@ -54,7 +54,7 @@ class Requests:
         """Send a request whose replies go to `sink`; the token is for `cancel`."""
         if not self._is_subscribed:
             self._subscribe()
-        token = self._outgoing.request(subject, payload, header)
+        token = str(self._outgoing.request(subject, payload, header))
         self.sinks[token] = (sink, str(subject))
         return token
 
@@ -84,7 +84,7 @@ class Requests:
         """Send a request whose one answer goes to `sink`, which gets `entry` for it; returns its token."""
         if not sink.token:
             self._open_window(sink)
-        token = int(self._outgoing.request(subject, payload, header))
+        token = self._outgoing.request(subject, payload, header)
         sink.register(token, entry)
         return token
 

@@ -123,7 +123,7 @@ class Publisher(Openable):
                 rollup=rollup,
             ).header
         window = self._window
-        if window.in_doubt or not window.has_capacity():
+        if not window.takes_next():
             await self._wait(window.takes_next, "a free slot in the publish window")
         if window.failures:
             raise self._failure()
@@ -157,7 +157,7 @@ class Publisher(Openable):
             ttl=ttl,
         ).header
         window, pending = self._window, PendingAck()
-        if window.in_doubt or not window.has_capacity():
+        if not window.takes_next():
             await self._wait(window.takes_next, "a free slot in the publish window")
         self._start(subject, payload, header, pending)
         return pending

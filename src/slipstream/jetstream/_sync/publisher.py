@@ -124,7 +124,7 @@ class Publisher(Openable):
                 rollup=rollup,
             ).header
         window = self._window
-        if window.in_doubt or not window.has_capacity():
+        if not window.takes_next():
             self._wait(window.takes_next, "a free slot in the publish window")
         if window.failures:
             raise self._failure()
@@ -158,7 +158,7 @@ class Publisher(Openable):
             ttl=ttl,
         ).header
         window, pending = self._window, PendingAck()
-        if window.in_doubt or not window.has_capacity():
+        if not window.takes_next():
             self._wait(window.takes_next, "a free slot in the publish window")
         self._start(subject, payload, header, pending)
         return pending

@@ -83,13 +83,9 @@ class AckWindow:
         """How many publishes have no answer yet."""
         return len(self._waiting) + len(self.to_resend) + len(self.in_doubt)
 
-    def has_capacity(self) -> bool:
-        """Whether one more may be sent."""
-        return self.in_flight < self.limit
-
     def takes_next(self) -> bool:
         """Whether one more may be sent now: those in doubt go before it."""
-        return not self.in_doubt and self.in_flight < self.limit
+        return len(self._waiting) + len(self.to_resend) < self.limit and not self.in_doubt
 
     def is_empty(self) -> bool:
         """Whether every publish was answered."""
