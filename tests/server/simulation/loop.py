@@ -116,6 +116,12 @@ class VirtualWorker(Worker):
     def submit(self, step: Step, done: Done) -> None:
         self.submitted.append((step, done))
 
+    def waits_for_disk(self) -> None:
+        """There is no lock."""
+
+    def give_way(self) -> None:
+        """Nor a thread that could want it."""
+
     def stop(self) -> None:
         """There is no thread."""
 

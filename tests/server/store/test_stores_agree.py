@@ -142,6 +142,16 @@ class StoresAgree(RuleBasedStateMachine):
     def purge_below(self, name: str, back: int) -> None:
         self.purge(name=name, pattern="", back=back, keep=0)
 
+    @rule(name=st.sampled_from(NAMES), subject=st.sampled_from((">", *SUBJECTS)), back=st.integers(-1, 40))
+    def purge_oldest(self, name: str, subject: str, back: int) -> None:
+        logs = self.both(name)
+        if logs is None:
+            return
+        below = max(1, logs[0].state.last_seq - back)
+        counts = [log.purge_some(subject, 0, below=below, limit=1000) for log in logs]
+        assert counts[0] == counts[1]
+        assert counts[0][1] == below
+
     @rule(name=st.sampled_from(NAMES), seconds=st.integers(0, 4))
     def expire(self, name: str, seconds: int) -> None:
         logs = self.both(name)
@@ -312,6 +322,8 @@ def writers_agree(model: StreamLog, log: StreamLog) -> None:
         assert log.count_of(subject) == model.count_of(subject)
     for pattern in PATTERNS[1:]:
         assert log.last_seq_of(pattern) == model.last_seq_of(pattern)
+    for keep in (0, 1, 2, 7, 100):
+        assert log.newest(keep) == model.newest(keep)
     first, last, end = model.state.first_seq, model.committed.last_seq, model.state.last_seq
     for seq in {first - 1, first, first + 1, last, last + 1, end - 1, end, end + 1}:
         assert log.peek(seq) == model.peek(seq)

@@ -66,6 +66,8 @@ from slipstream.wire.encode import OK, PONG
 __all__ = ["Check", "Engine", "Health", "Settings"]
 
 MAX_VALID_SUBJECTS = 16 * 1024  # remembered
+MANY_TARGETS = 64  # subscribers of one message, from which on they count as work (`engine.jobs`)
+TARGETS_PER_UNIT = 8
 MAX_CLOSED = 1000  # closed connections that monitoring still shows
 
 _NO_SHORTCUTS: Mapping[str, Subscriber] = {}
@@ -702,6 +704,8 @@ class Engine:
             found = router.matcher.match(subject)
             if len(found.plain) == 1 and not found.queues and isinstance(found.plain[0], Stream):
                 router.remember_sole_stream(subject, found.plain[0])
+        if len(found.plain) > MANY_TARGETS:  # a client that pipelines such publishes is served in slices
+            self.load.units += len(found.plain) // TARGETS_PER_UNIT
         if rules is not None:
             router.requester = rules
             try:

@@ -139,8 +139,13 @@ class StreamLog(Protocol):
         purge of everything under `below` beyond the last sequence, without `keep`, moves the next one to `below`."""
 
     def purge_some(self, subject: str, seq: int, *, below: int, limit: int) -> tuple[int, int]:
-        """Remove up to `limit` messages of a literal subject, the oldest from `seq` on that are before `below`; returns
-        how many, and the sequence to go on from, which is `below` once none is left."""
+        """Remove up to `limit` messages of a literal subject (of all, if it is `>`), the oldest from `seq` on that are
+        before `below`; returns how many, and the sequence to go on from, which is `below` once none is left."""
+
+    purges_at_once: bool  # in a bounded time, whatever the number of messages that a purge without a pattern removes
+
+    def newest(self, keep: int) -> int:
+        """The sequence of the oldest of the newest `keep` messages; the first one if there are not so many."""
 
     def last_seq_of(self, subject: str) -> int:
         """Sequence of the newest message on a subject (or a filter with wildcards, slower); 0 if there is none."""

@@ -10,7 +10,14 @@ within the turn that seals them.
          ──seal──> _commit_now: no worker ─────────────────────────────────────────────────> engine.committed
     any step that raises ──> _fail ──> engine.failed
 
-All methods but `_store_small` run on the loop's thread.
+All methods but `_store_small` and `_commit` run on the loop's thread.
+
+**The interpreter's lock.** A loop that is busy (jobs, a flood of core messages) releases the lock in every turn, but
+only for moments: it takes it again before the worker is awake, and each time the worker's claim to it starts anew, so
+that a commit of a few changes can wait for hundreds of milliseconds. Therefore the loop gives way (`give_way`, called
+in every turn) to a step that has been under way for `PATIENCE`. It waits until the worker needs the lock no more,
+because it waits for the disk or is done. While the worker waits for the disk, the loop cannot know how far that is: it
+looks now and then, for a tenth of the time that it has worked, so that a slow disk costs no more than that.
 """
 
 from __future__ import annotations
@@ -21,6 +28,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
+from time import monotonic
 
 from slipstream.errors import StoreError, UsageError
 from slipstream.metrics.exposition import Histogram
@@ -33,6 +41,9 @@ log: logging.Logger = logging.getLogger("slipstream.server")
 
 SMALL = 64  # changes: some tenths of a millisecond to write
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # seconds, after a group that could not be stored
+PATIENCE = 0.002  # seconds that a step has been under way, or the loop has worked, before the loop gives way
+GIVE_WAY = 0.005  # seconds at most for Python code in the worker: that of a group takes some tenths of a millisecond
+WORKED = 10  # times as long as it looked, the loop has worked before, and works again
 LOG_INTERVAL = 10.0  # seconds between two lines about the same failure
 
 Step = Callable[[], None]
@@ -46,12 +57,37 @@ class Worker:
         self.store = store
         self._loop = loop
         self._queue: SimpleQueue[tuple[Step, Done] | None] = SimpleQueue()
+        self._submitted = self._finished = 0  # steps; counted by the loop, and by the thread
+        self._worked_from = self._gives_way_at = 0.0
+        self._wants_lock = False  # the thread has Python code to run; False while it waits for the disk
+        self._moved_on = threading.Event()  # it waits for the disk, or is done
         self._thread = threading.Thread(target=self._run, name="slipstream-commit", daemon=True)
         self._thread.start()
 
     def submit(self, step: Step, done: Done) -> None:
         """Run `step()` in the thread, then `done(error)` on the loop."""
+        if self._finished == self._submitted:
+            self._worked_from = monotonic()
+            self._gives_way_at = self._worked_from + PATIENCE
+            self._wants_lock = True
+        self._submitted += 1
         self._queue.put((step, done))
+
+    def waits_for_disk(self) -> None:
+        """Called by a step, in the thread: what follows takes its time without the interpreter's lock."""
+        self._wants_lock = False
+        self._moved_on.set()
+
+    def give_way(self) -> None:
+        """Let the thread have the interpreter's lock, if a step has been under way for some time."""
+        if self._finished == self._submitted or (before := monotonic()) < self._gives_way_at:
+            return
+        self._moved_on.clear()
+        longest = GIVE_WAY if self._wants_lock else min(GIVE_WAY, (before - self._worked_from) / WORKED)
+        if self._finished != self._submitted and not self._moved_on.wait(longest):
+            self._wants_lock = False  # the step waits for something else, and does not say so
+        self._worked_from = monotonic()
+        self._gives_way_at = self._worked_from + PATIENCE
 
     def stop(self) -> None:
         """End the thread once its queue is empty."""
@@ -61,12 +97,15 @@ class Worker:
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             step, done = item
+            self._wants_lock = True
             error: BaseException | None = None
             try:
                 step()
             except BaseException as exc:
                 error = exc
             self._loop.call_soon_threadsafe(done, error)
+            self._finished += 1
+            self._moved_on.set()
 
 
 class Committer:
@@ -140,7 +179,7 @@ class Committer:
                 self._wake()
         elif group.size <= SMALL and not self.journal.store.backlog:
             self._batch = batch
-            self._worker.submit(partial(self._store_small, group), self._committed)
+            self._worker.submit(partial(self._store_small, self._worker, group), self._committed)
         else:
             self._batch = batch
             self._worker.submit(partial(self.journal.store.begin, group), self._begun)
@@ -167,14 +206,14 @@ class Committer:
 
         self._worker.submit(step, ended)
 
-    def _store_small(self, group: Group) -> None:
+    def _store_small(self, worker: Worker, group: Group) -> None:
         """Begin, write and commit, in the worker's thread. This is safe beside the loop: a group without jobs is
         written from what it holds itself, and the loop changes nothing of the store but its open group."""
-        _store(self.journal.store, group)
+        _store(self.journal.store, group, worker.waits_for_disk)
 
     def _commit_now(self, batch: CommitBatch, group: Group) -> None:
         try:
-            _store(self.journal.store, group)
+            _store(self.journal.store, group, _at_once)
         except Exception as exc:
             self._fail(exc)
         else:
@@ -192,15 +231,22 @@ class Committer:
         assert self._batch is not None
         assert self._batch.group is not None
         assert self._worker is not None
+        group = self._batch.group
         try:
-            done = self.journal.store.write_some(self._batch.group)
+            done = self.journal.store.write_some(group)
+            if not done and group.size:  # clients wait for it, a slice of all jobs in every turn
+                done = self.journal.store.write_some(group)
         except Exception as exc:
             self._fail(exc)
             return
         if done:
-            self._worker.submit(partial(self.journal.store.commit, self._batch.group), self._committed)
+            self._worker.submit(partial(self._commit, self._worker, group), self._committed)
         else:
             self._loop.call_soon(self._write)  # reads get in between
+
+    def _commit(self, worker: Worker, group: Group) -> None:
+        worker.waits_for_disk()
+        self.journal.store.commit(group)
 
     def _committed(self, error: BaseException | None) -> None:
         if error is not None:
@@ -245,8 +291,13 @@ class Committer:
         self._logged, self._logged_at, self._not_logged = str(error), now, 0
 
 
-def _store(store: Store, group: Group) -> None:
+def _store(store: Store, group: Group, waits_for_disk: Callable[[], None]) -> None:
     store.begin(group)
     while not store.write_some(group):
         pass
+    waits_for_disk()
     store.commit(group)
+
+
+def _at_once() -> None:
+    """Nothing waits."""

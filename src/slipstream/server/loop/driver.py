@@ -17,6 +17,7 @@ turn (`wake`). Nothing is written and nothing is committed there: output and cha
     3. committer.turn     seals the open group of each journal, unless one is being committed
     4. _flush             writes to each client once
     5. _arm               sets the timer for the engine's next deadline
+    6. worker.give_way    lets a commit go on that has been under way for some time
 
 **A commit** is what a `Committer` does with a sealed group, between two turns:
 
@@ -104,6 +105,7 @@ class Driver:
         self._is_stopping = False
         # Turns.
         self._is_scheduled = False
+        self._worker = worker
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0  # by the engine's clock
         self._timer_due = 0.0  # by the loop's
@@ -333,6 +335,8 @@ class Driver:
         self.note_damage()
         self._flush()
         self._arm(now)
+        if self._worker is not None:
+            self._worker.give_way()
 
     def note_damage(self) -> None:
         """Log damage that was found outside of a turn."""
@@ -408,7 +412,8 @@ class Driver:
 
     def _timer_fired(self) -> None:
         self._timer = None
-        self._turn()
+        if not self._is_scheduled:  # otherwise there would be two from now on, in every round of a busy loop
+            self._turn()
 
     async def settle(self, *, timeout: float = 10.0) -> None:
         """Wait until everything that was received is carried out, durable and handed to the sockets."""

@@ -56,6 +56,7 @@ MAX_LIST = 256
 REQUEST_UNITS = 16  # of work (`engine.jobs`) that a request counts for at least
 INFO_UNITS = 10  # for the report of a stream
 REPORT_UNITS = 8  # for that of a consumer
+ENCODED = 4096  # subjects of a report between two pauses
 LIST_UNITS = 64  # between two pauses
 TOO_MANY = "too many searches at once"
 NO_PAGE = {"total": 0, "offset": 0, "limit": 0}
@@ -473,19 +474,30 @@ class Api:
         snapshot = stream.log.snapshot()
 
         def details() -> Walk[dict[str, Any]]:
-            page, subjects = None, None
-            gaps: list[int] = []
+            page, subjects, deleted = None, None, None
             if request.subjects_filter:
                 found = yield from snapshot.subjects(request.subjects_filter)
                 offset = max(request.offset, 0)
-                subjects = dict(found[offset : offset + MAX_SUBJECTS])
-                yield len(subjects) // 16  # with the encoding of the response, which is in one piece
+                subjects = yield from _encoded_subjects(found[offset : offset + MAX_SUBJECTS])
                 if found:
                     page = {"total": len(found), "offset": offset, "limit": MAX_SUBJECTS}
             state = snapshot.committed
             if request.deleted_details and state.messages < state.last_seq - state.first_seq + 1:
-                gaps = yield from snapshot.gaps(MAX_DELETED)
-            return self._full_report(stream, now, page=page, subjects=subjects, gaps=gaps, state=state)
+                deleted = encode_json((yield from snapshot.gaps(MAX_DELETED)))
+            # What may be long is encoded already.
+            report = self._full_report(
+                stream,
+                now,
+                page=page,
+                subjects={"": 1} if subjects else None,
+                gaps=[1] if deleted else None,
+                state=state,
+            )
+            if subjects:
+                report["state"]["subjects"] = msgspec.Raw(subjects)
+            if deleted:
+                report["state"]["deleted"] = msgspec.Raw(deleted)
+            return report
 
         return closing(snapshot, details())
 
@@ -546,7 +558,29 @@ class Api:
         if config != stream.config:
             self._catalog.change_stream(stream, config, now)
         self._tell(stream, "modify", now)
+        if stream.limit_trim is not None:
+            return Outcome({}, stream.journal, work=self._trimmed(stream, now))
         return Outcome(self._report(stream, now, state=stream.log.state), stream.journal)
+
+    def _trimmed(self, stream: Stream, now: int) -> Callable[[Callable[[Work], None]], None]:
+        """Waits until a stream has no more messages than its lowered limits allow."""
+        config = stream.config
+
+        def begin(answer: Callable[[Work], None]) -> None:
+            def done() -> None:
+                if stream.is_stopped:
+                    answer(StreamNotFoundError())
+                elif stream.config is not config and stream.journal.failure:  # the group of the update was lost
+                    answer(StreamStoreFailedError(stream.journal.failure))
+                else:
+                    answer(self._report(stream, now, state=stream.log.state))
+
+            if stream.limit_trim is None or stream.config is not config:
+                done()
+            else:
+                stream.limit_trim.after.append(done)
+
+        return begin
 
     def _tell(self, stream: Stream, action: str, now: int) -> None:
         subject, payload = self._catalog.advisories.stream_action(stream.name, action, now)
@@ -588,7 +622,7 @@ class Api:
         is_known = self._is_purged_upstream(stream, request)
         if not is_known:
             stream.removed_on_request()
-        if is_long(stream.log, request.filter):
+        if is_long(stream.log, request.filter, below=request.seq, keep=request.keep):
             return Outcome({}, stream.journal, work=self._long_purge(stream, request, is_known=is_known))
         purged = stream.log.purge(pattern=request.filter, below=request.seq, keep=request.keep)
         stream.consumers.purged(request.filter)
@@ -767,3 +801,12 @@ def _get_request(payload: bytes, *, compat: bool) -> GetRequest:
 def _check_level(header: bytes) -> None:
     if header and not level_suffices(header):
         raise ErrorCode.REQUIRED_API_LEVEL.error()
+
+
+def _encoded_subjects(subjects: list[tuple[str, int]]) -> Walk[bytes]:
+    """Subjects with their numbers of messages, as JSON; empty if there are none."""
+    parts = []
+    for start in range(0, len(subjects), ENCODED):
+        parts.append(encode_json(dict(subjects[start : start + ENCODED]))[1:-1])
+        yield ENCODED // 16
+    return b"{%b}" % b",".join(parts) if parts else b""

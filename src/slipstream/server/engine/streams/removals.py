@@ -1,15 +1,17 @@
-"""Purges by filter of very many messages, in slices.
+"""Removals of very many messages, in slices: purges, and what rollups replace.
 
 Theory of operation
 ===================
 
 A removal is a filter and a sequence: every message that matches and is older than that goes. Nothing is ever added
 below a sequence that was reached, so a removal may be interrupted, repeated and begun again without another result.
-Up to `AT_ONCE` messages a purge needs none of this: it is carried out where it was asked for, in one group.
+Up to `AT_ONCE` messages a purge needs none of this: it is carried out where it was asked for, in one group. A purge of
+all subjects needs it in memory only: a store on disk forgets a range of messages at once, and removes them later.
 
 **What readers see meanwhile.** The subjects are purged one after the other. One with at most `SLICE` messages is purged
-in one group: readers see all of its messages or none. A subject with more loses its oldest messages first. What does
-not match is not touched, what is published after the request stays, and the response waits for the last group.
+in one group: readers see all of its messages or none. A subject with more loses its oldest messages first, and so does
+a stream in memory that is purged by sequence. What does not match is not touched, what is published after the request
+stays, and the response waits for the last group.
 
 **A crash** leaves the removal in the record of the stream, where it is from the first group that removed something:
 the restarted server completes it. A purge that was not answered is therefore carried out as a whole or not at all,
@@ -21,10 +23,16 @@ sequences: the removal ends before them, since other messages will have them.
 
 **Another purge** removes what it finds; both are answered with what they removed. **The deletion** of the stream ends
 the removal, with the error that there is no such stream. The client that asked may leave: the purge goes on.
+
+**A rollup** is the same with the message itself as its end: the message is stored at once, in one group with the record
+of what is still to go, and its ack waits until all of that is gone. A further rollup of the subject moves the end. If
+the group of a rollup message is lost, so is its removal. A limit of the stream takes what a rollup replaces before it
+takes anything else.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -52,10 +60,14 @@ class PurgedStream(Protocol):
         """A removal began, or is over: store which ones there are."""
 
 
-def is_long(log: StreamLog, pattern: str) -> bool:
-    """Whether a purge may take too long for one turn. One without a filter is not: the store has a way of its own."""
+def is_long(log: StreamLog, pattern: str, *, below: int = 0, keep: int = 0) -> bool:
+    """Whether a purge may take too long for one turn. One of everything does not, nor one without a filter where the
+    store has a way of its own."""
     if pattern in ("", ">"):
-        return False
+        state = log.state
+        if log.purges_at_once or not (keep or 0 < below <= state.last_seq):
+            return False
+        return min(below - state.first_seq if below else state.messages, state.messages - keep) > AT_ONCE
     return (log.state.messages if has_wildcard(pattern) else log.count_of(pattern)) > AT_ONCE
 
 
@@ -67,7 +79,7 @@ class Removal:
     ) -> None:
         """Everything before `below` must be committed. With `keep` so many of the newest stay. `begins` is called
         before the first message is removed, and again if the group that it was called in is lost."""
-        self._stream, self.pattern, self.below, self._keep = stream, pattern, below, keep
+        self._stream, self.pattern, self.below, self._keep = stream, pattern or ">", below, keep
         self._begins, self._done = begins, done
         self._purged = self._durable = 0
         self.is_over = False
@@ -123,7 +135,10 @@ class Removal:
 
     def _work(self) -> Walk[None]:
         log, names = self._stream.log, [(self.pattern, 0)]
-        if self._keep or has_wildcard(self.pattern):
+        if self.pattern == ">":
+            if self._keep:
+                self.below, self._keep = min(self.below, log.newest(self._keep)), 0
+        elif self._keep or has_wildcard(self.pattern):
             snapshot = log.snapshot()
             try:
                 snapshot.hold()
@@ -143,6 +158,65 @@ class Removal:
                 count, at = log.purge_some(subject, at, below=self.below, limit=SLICE)
                 self._purged += count
                 yield 1 + UNITS * count
+
+
+class Rollup:
+    """The removal of what one or more rollup messages of a subject replace, as a job."""
+
+    def __init__(self, stream: PurgedStream, pattern: str) -> None:
+        """`pattern` is the subject, or `>`."""
+        self._stream, self.pattern = stream, pattern
+        self.below = self._at = 0
+        self.is_over = False
+        self._waiting: deque[tuple[int, Callable[[Exception | None], None]]] = deque()
+
+    @property
+    def is_recorded(self) -> bool:
+        return not self.is_over
+
+    def extend(self, seq: int) -> None:
+        """All that is older than this rollup message goes."""
+        self.below = seq
+
+    def wait(self, done: Callable[[Exception | None], None]) -> None:
+        """Call `done` once all is removed that is older than the last rollup message."""
+        self._waiting.append((self.below, done))
+
+    def run(self) -> tuple[Progress, int]:
+        """Remove some messages."""
+        if self.is_over:
+            return Progress.DONE, 0
+        if not self._stream.journal.admits(MAX_PENDING):
+            return Progress.BLOCKED, 0
+        try:
+            count = self.remove(SLICE)
+        except StoreError as exc:
+            self.stop(exc)
+            self._stream.removal_changed()
+            return Progress.DONE, 1
+        return (Progress.DONE if self.is_over else Progress.MORE), 1 + UNITS * count
+
+    def remove(self, limit: int) -> int:
+        """Remove so many messages at most; returns how many."""
+        count, self._at = self._stream.log.purge_some(self.pattern, self._at, below=self.below, limit=limit)
+        while self._waiting and self._waiting[0][0] <= self._at:
+            self._waiting.popleft()[1](None)
+        if self._at >= self.below:
+            self.is_over = True
+            self._stream.removal_changed()
+        return count
+
+    def stop(self, error: Exception) -> None:
+        """The stream was deleted, or nothing more can be removed."""
+        self.is_over = True
+        while self._waiting:
+            self._waiting.popleft()[1](error)
+
+    def start_over(self, below: int, error: Exception) -> None:
+        """A group was lost. What is older than `below` is still to go; later rollup messages are lost, with `error`."""
+        self.below, self._at, self.is_over = below, 0, not below
+        while self._waiting and self._waiting[-1][0] > below:
+            self._waiting.pop()[1](error)
 
 
 def _cutoff(snapshot: LogSnapshot, pattern: str, keep: int, below: int) -> Walk[int]:

@@ -16,11 +16,18 @@ import msgspec
 from slipstream.api import Discard, Retention, StreamConfig, encode_json, format_time
 from slipstream.api.names import REQUIRED_API_LEVEL
 from slipstream.api.times import nanoseconds
-from slipstream.errors import ApiError, CorruptRecordError, ErrorCode, StoreError, StreamStoreFailedError
+from slipstream.errors import (
+    ApiError,
+    CorruptRecordError,
+    ErrorCode,
+    StoreError,
+    StreamNotFoundError,
+    StreamStoreFailedError,
+)
 from slipstream.server.engine.api.requests import error_body
 from slipstream.server.engine.consumers.registry import Consumers
 from slipstream.server.engine.core.routing import AccountRouter
-from slipstream.server.engine.journal import Journal
+from slipstream.server.engine.journal import Answer, Journal
 from slipstream.server.engine.ports import Record, StreamLog, expires_at
 from slipstream.server.engine.reads.replicas import Replicas
 from slipstream.server.engine.replication.fidelity import Fidelity, sweeps
@@ -37,10 +44,10 @@ from slipstream.server.engine.streams.publish_headers import (
     parse_publish_headers,
     remove_header,
 )
-from slipstream.server.engine.streams.removals import Done, Removal
+from slipstream.server.engine.streams.removals import AT_ONCE, Done, Removal, Rollup, is_long
 from slipstream.server.engine.streams.stored_stream import StoredStream
 from slipstream.server.engine.streams.stream_time import StreamTime
-from slipstream.server.engine.streams.subject_limits import SubjectTrim
+from slipstream.server.engine.streams.subject_limits import LimitTrim, SubjectTrim
 from slipstream.wire import SubjectMapping, SubjectSet, is_valid_subject
 
 NO_LIMIT = 1 << 62
@@ -73,6 +80,9 @@ class Stream:
         self.downstream: dict[UpstreamState, None] = {}  # ingests of other streams from this one
         self.snapshots: dict[SnapshotWriter, None] = {}  # on their way
         self._removals: dict[Removal, None] = {}
+        self._rollups: dict[str, Rollup] = {}  # under way, by subject
+        self._begun: list[Rollup] = []  # by the message that is being stored
+        self._limit_trim: LimitTrim | None = None
         quoted = encode_json(self.name).decode()
         domain = f',"domain":{encode_json(services.domain).decode()}' if services.domain else ""
         self._tail = f'"stream":{quoted},"seq":0}}'.encode()
@@ -118,6 +128,11 @@ class Stream:
         self._needs_checks = bool(
             config.sealed or config.discard == Discard.NEW or config.allow_msg_counter or transform or again
         ) or (config.allow_msg_schedules or self._services.is_bounded(config.storage))
+        # Where new messages are rejected for want of capacity, a rollup must have made it when it is stored; a copy
+        # of another stream is either as of a sequence or not.
+        self._may_roll_up_later = config.mirror is None and not (
+            config.discard == Discard.NEW or self._services.is_bounded(config.storage)
+        )
         self.acks: bool = not config.no_ack
         self._by_interest = config.retention == Retention.INTEREST
         self.duplicates.window = nanoseconds(config.duplicate_window)
@@ -137,7 +152,7 @@ class Stream:
                 trimming=self.trimming,
                 positions=self.positions,
                 fidelity=self.fidelity,
-                removals=[(each.pattern, each.below) for each in self._removals if each.is_recorded],
+                removals=self._recorded_removals(),
             )
         )
 
@@ -163,6 +178,8 @@ class Stream:
         self.consumers.restore(now)
         self.expiry.begin(now)
         self.schedules.begin(now)
+        if self._bounded and self.config.discard != Discard.NEW:
+            self._trim("")
 
     def enforce(self, now: int) -> None:
         """Remove messages that a changed configuration no longer allows."""
@@ -192,12 +209,17 @@ class Stream:
             self.trimming, self._subject_trim = False, None
             self.journal.store.configure(self.key, self.stored())
 
-    # Purges by filter.
+    @property
+    def limit_trim(self) -> LimitTrim | None:
+        """The job that enforces lowered limits; None if they hold."""
+        return self._limit_trim
+
+    # Purges in slices.
 
     def remove_matching(
         self, pattern: str, *, below: int, keep: int = 0, begins: Callable[[], None], done: Done
     ) -> None:
-        """Purge by filter in slices. Everything before `below` must be committed."""
+        """Purge in slices. Everything before `below` must be committed."""
         removal = Removal(self, pattern, below=below, keep=keep, begins=begins, done=done)
         self._removals[removal] = None
         jobs = self._services.jobs
@@ -207,11 +229,23 @@ class Stream:
         """Store the removals that are under way."""
         for removal in [each for each in self._removals if each.is_over]:
             del self._removals[removal]
+        for rollup in [each for each in self._rollups.values() if each.is_over]:
+            del self._rollups[rollup.pattern]
         self.journal.store.configure(self.key, self.stored())
+
+    def _recorded_removals(self) -> list[tuple[str, int]]:
+        found = [(removal.pattern, removal.below) for removal in self._removals if removal.is_recorded]
+        return found + [(rollup.pattern, rollup.below) for rollup in self._rollups.values() if rollup.is_recorded]
 
     def resume_removals(self, stored: list[tuple[str, int]]) -> None:
         """Complete what the record of the stream names: after a start, and after a group was lost."""
-        known = {(each.pattern, each.below) for each in self._removals if each.is_recorded}
+        error = StreamStoreFailedError(self.journal.failure)
+        for rollup in list(self._rollups.values()):
+            ends = [below for pattern, below in stored if pattern == rollup.pattern and below <= rollup.below]
+            rollup.start_over(max(ends, default=0), error)
+            if rollup.is_over:
+                del self._rollups[rollup.pattern]
+        known = set(self._recorded_removals())
         for removal in self._removals:
             removal.start_over()
         for pattern, below in stored:
@@ -231,6 +265,11 @@ class Stream:
         for removal in self._removals:
             removal.stop()
         self._removals.clear()
+        for rollup in list(self._rollups.values()):
+            rollup.stop(StreamNotFoundError())
+        self._rollups.clear()
+        if self._limit_trim is not None:
+            self._limit_trim.stop()
         self.journal.unsaved.pop(self, None)
         self.expiry.stop()
         self.schedules.stop()
@@ -264,6 +303,8 @@ class Stream:
         else:
             self._clock = now
         answer: bytes | None = b""
+        if self._begun:
+            self._begun = []
         try:
             if header or self._needs_checks or len(payload) > self._max_size or reply.endswith(fast_batches.SUFFIX):
                 seq, answer = self._store_checked(subject, reply, header, payload, now)
@@ -281,8 +322,29 @@ class Stream:
             seq, answer = 0, self.failure(StreamStoreFailedError(str(exc)))
         # Not sent here: the ack waits until the group is durable. Errors wait as well, behind the acks before them.
         if reply and self.acks and answer is not None:
-            self.journal.answers.append((reply, seq, self, answer))
+            if self._begun:
+                self._answer_after_rollups((reply, seq, self, answer))
+            else:
+                self.journal.answers.append((reply, seq, self, answer))
         return True
+
+    def _answer_after_rollups(self, answer: Answer) -> None:
+        """Acknowledge a message once the removals that it began are complete."""
+        left = len(self._begun)
+
+        def done(error: Exception | None) -> None:
+            nonlocal left
+            if error is not None and left > 0:
+                left = 0
+                failed = error if isinstance(error, ApiError) else StreamStoreFailedError(str(error))
+                self.journal.answers.append((answer[0], 0, self, self.failure(failed)))
+            elif left > 0:
+                left -= 1
+                if not left:
+                    self.journal.answers.append(answer)
+
+        for rollup in self._begun:
+            rollup.wait(done)
 
     # Mirrors and sources.
 
@@ -477,7 +539,18 @@ class Stream:
     def _roll_up(self, rollup: str, subject: str, seq: int) -> None:
         if rollup != "sub":
             self.last_sweep = seq
-        self.log.purge(pattern=subject if rollup == "sub" else "", keep=1)
+        pattern = subject if rollup == "sub" else ">"
+        if not self._may_roll_up_later or not is_long(self.log, pattern, keep=1):
+            self.log.purge(pattern=pattern, keep=1)
+            return
+        removal = self._rollups.get(pattern)
+        if removal is None:
+            removal = self._rollups[pattern] = Rollup(self, pattern)
+            self._services.jobs.go_on(removal, self._services.jobs.load.asker or self)
+        removal.extend(seq)
+        self._begun.append(removal)
+        self.journal.unsaved[self] = None  # with its group: what is still to go is in the record of the stream
+        self.journal.seal_requested = True
 
     def _publish_scheduled(self, subject: str, header: bytes, payload: bytes, now: int) -> None:
         """Publish the message of a schedule that is due. Raises ApiError if the stream rejects it."""
@@ -611,20 +684,61 @@ class Stream:
     def _trim(self, subject: str) -> None:
         """Remove the oldest messages until the limits hold again."""
         log = self.log
-        if self._per_subject and subject:
-            try:
-                while log.count_of(subject) > self._per_subject and log.remove(log.first_seq_of(subject)):
-                    pass
-            except CorruptRecordError:  # an older message of the subject is lost or damaged: nothing newer goes for it
-                pass
+        if self._per_subject and subject and (excess := log.count_of(subject) - self._per_subject) > 0:
+            with contextlib.suppress(CorruptRecordError):  # an older message of the subject is lost or damaged: nothing
+                for _ in range(min(excess, AT_ONCE)):  # newer goes for it
+                    if not log.remove(log.first_seq_of(subject)):
+                        break
         if not self._bounded:
             return
         state = log.state
-        if state.messages > self._max_msgs + 1:
-            log.purge(keep=self._max_msgs)
-            state = log.state
-        while (state.messages > self._max_msgs or state.bytes > self._max_bytes) and log.remove(state.first_seq):
-            state = log.state
+        if state.messages <= self._max_msgs and state.bytes <= self._max_bytes:
+            return
+        is_one_more = state.messages <= self._max_msgs + 1 and not self._rollups
+        if is_one_more and log.remove(state.first_seq) and not self._excess():  # mostly: the stream is full
+            return
+        self._trim_more()
+
+    def _trim_more(self) -> None:
+        """Remove a bounded number of messages; the rest is a job."""
+        if self._limit_trim is not None:
+            self._trim_oldest(2)  # the job has ever fewer left
+            return
+        self._trim_oldest(AT_ONCE)
+        if self._excess():
+            trim = LimitTrim(self.journal, self._trim_oldest)
+            trim.after.append(self._limits_hold)
+            if self._services.jobs.start(trim):
+                self._limit_trim = trim
+
+    def _excess(self) -> int:
+        """How many messages there are too many, at least."""
+        state = self.log.state
+        return max(state.messages - self._max_msgs, int(bool(state.messages) and state.bytes > self._max_bytes))
+
+    def _trim_oldest(self, most: int) -> int:
+        """Remove the oldest messages until the limits hold, but so many at most; returns how many."""
+        log, count = self.log, 0
+        while count < most and (excess := self._excess()) > 0:
+            for rollup in self._rollups.values():  # a message that was replaced is not there, for a limit
+                if not rollup.is_over and (removed := rollup.remove(min(excess, most - count))):
+                    break
+            else:
+                if excess > 1 and log.purges_at_once:
+                    log.purge(keep=self._max_msgs)
+                    removed = 1
+                elif excess > 1:
+                    state = log.state
+                    removed, _ = log.purge_some(">", 0, below=state.last_seq + 1, limit=min(excess, most - count))
+                else:
+                    removed = int(log.remove(log.state.first_seq))
+            count += removed
+            if not removed:
+                break
+        return count
+
+    def _limits_hold(self) -> None:
+        self._limit_trim = None
 
 
 def _no_more() -> None:

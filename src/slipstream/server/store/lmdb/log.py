@@ -199,6 +199,8 @@ class LmdbLog(LogReader):
         return len(victims)
 
     def purge_some(self, subject: str, seq: int, *, below: int, limit: int) -> tuple[int, int]:
+        if subject == ">":  # most of it is done later
+            return self._purge_below(min(below, self._last_seq + 1)), below
         view = self._writer()
         row = view.row(subject)
         if row is None or not row[0]:
@@ -208,6 +210,11 @@ class LmdbLog(LogReader):
             self.touch()
             self._take_victims(victims)
         return len(victims), victims[-1] + 1 if len(victims) == limit else below
+
+    purges_at_once = True
+
+    def newest(self, keep: int) -> int:
+        return self._newest(keep, self._last_seq + 1) if self._messages else self._first_seq
 
     def _take_victims(self, victims: list[int]) -> None:
         """Remove messages that were found."""

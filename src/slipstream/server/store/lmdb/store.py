@@ -255,7 +255,8 @@ class LmdbStore:
         if self._sealed is not None:
             raise UsageError("a sealed group is still under way; finish or abandon it first")
         self._env.check_owner()
-        budget = self.tuning.slice
+        # Beside changes of clients, which wait for the group, little is swept: it also makes work for later jobs.
+        budget = max(1, self.tuning.slice // 4) if self._context.open.size else self.tuning.slice
         for log in list(self._context.sweeping):
             if budget > 0:
                 budget -= log.sweep(budget)
@@ -416,6 +417,8 @@ class LmdbStore:
         # A change makes two to three units of work, for its index entry and its row: four leave some for cleanup.
         budget = self.tuning.slice // 4 + 4 * written if group.size else 4 * self.tuning.slice
         while budget > 0 and (queue := self._jobs or self._cleanup):
+            if not group.size and self._context.open.size:  # a client waits for the next group by now
+                break
             job, steps = queue[0]
             done = next(steps, None)
             group.worked = True

@@ -1,0 +1,283 @@
+"""Rollups, purges by sequence and lowered limits that remove very many messages: in slices, and what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from slipstream.server.engine.jobs import STEP_UNITS
+from slipstream.server.engine.ports import Store
+from slipstream.server.engine.streams.removals import SLICE, UNITS
+from slipstream.server.store.lmdb.store import LmdbStore
+from slipstream.server.store.memory.store import MemoryStore
+from slipstream.wire import pub
+from tests.server.support import Client, Rig
+
+COUNT = 3000  # messages of `s.c`
+SUB, ALL = b"NATS/1.0\r\nNats-Rollup: sub\r\n\r\n", b"NATS/1.0\r\nNats-Rollup: all\r\n\r\n"
+
+
+@pytest.fixture(params=["memory", "lmdb"])
+def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
+    store: Store = LmdbStore(tmp_path / "s", map_size=1 << 28) if request.param == "lmdb" else MemoryStore()
+    yield filled(Rig(store=store))
+    store.close()
+
+
+def filled(rig: Rig, **config: Any) -> Rig:
+    """With a stream S: one message of `s.a`, then those of `s.c`."""
+    client = rig.client()
+    client.create("S", storage="file", allow_rollup_hdrs=True, **config)
+    client.send(pub("s.a", b"x"))
+    for _ in range(0, COUNT, 500):
+        client.send(b"".join(pub("s.c", b"x") for _ in range(500)))
+    return rig
+
+
+def publish(client: Client, name: str, header: bytes = b"", subject: str = "s.c") -> None:
+    """Publish without a turn of the server."""
+    client.send(pub(subject, b"new", f"{client.inbox}{name}", header), settle=False)
+
+
+def turn(rig: Rig) -> int:
+    """One turn, as the driver has it; its units of work."""
+    rig.engine.step(rig.now)
+    used = rig.engine.jobs.used
+    rig.commit()
+    rig.flush()
+    return used
+
+
+def answers(client: Client) -> dict[str, Any]:
+    return {each.subject.removeprefix(client.inbox): msgspec.json.decode(each.payload) for each in client.messages()}
+
+
+def held(rig: Rig) -> list[tuple[int, str]]:
+    """What readers see."""
+    log = rig.engine.streams["S"].log
+    found = [(record.seq, record.subject) for record in log.scan("", 0, limit=2 * COUNT)]
+    assert len(found) == log.committed.messages
+    return found
+
+
+def to_the_end(rig: Rig, client: Client, count: int = 1) -> dict[str, Any]:
+    """Turns, until so many answers are there; no turn does more than a slice beyond its budget."""
+    found: dict[str, Any] = {}
+    for _ in range(1000):
+        assert turn(rig) <= STEP_UNITS + UNITS * SLICE + 1
+        found |= answers(client)
+        if len(found) == count:
+            return found
+    raise AssertionError("no answer")
+
+
+def lose_the_open_group(rig: Rig) -> None:
+    (journal,) = rig.engine.journals
+    journal.seal()
+    rig.engine.failed(journal, OSError("no space left on device"), rig.now)
+
+
+def test_rollup_is_acknowledged_when_all_that_it_replaces_is_gone(rig: Rig) -> None:
+    client, log = rig.client(), rig.engine.streams["S"].log
+    publish(client, "r", SUB)
+    assert log.state.messages == COUNT + 2  # nothing of it in the turn of the publish
+    sizes = []
+    while not (found := answers(client)):
+        turn(rig)
+        state = held(rig)
+        assert state[0] == (1, "s.a")
+        assert state[-1] == (COUNT + 2, "s.c")  # the newest message at once
+        assert [seq for seq, _ in state[1:]] == list(range(state[1][0], COUNT + 3))  # the oldest go first
+        sizes.append(len(state))
+    assert found["r"]["seq"] == COUNT + 2
+    assert held(rig) == [(1, "s.a"), (COUNT + 2, "s.c")]
+    assert len(set(sizes)) > 3
+
+
+def test_small_rollup_is_done_in_one_group(rig: Rig) -> None:
+    client = rig.client()
+    client.send(b"".join(pub("s.few", b"x") for _ in range(500)))
+    publish(client, "r", SUB, "s.few")
+    turn(rig)
+    assert answers(client)["r"]["seq"] == COUNT + 502
+    assert rig.engine.streams["S"].log.committed.messages == COUNT + 2
+
+
+def test_rollup_of_all_subjects(rig: Rig) -> None:
+    client = rig.client()
+    publish(client, "r", ALL)
+    publish(client, "later", subject="s.later")
+    assert to_the_end(rig, client, 2)["r"]["seq"] == COUNT + 2
+    assert held(rig) == [(COUNT + 2, "s.c"), (COUNT + 3, "s.later")]
+
+
+def test_rollups_one_after_the_other_are_each_acknowledged(rig: Rig) -> None:
+    client, stream = rig.client(), rig.engine.streams["S"]
+    publish(client, "r", SUB)
+    turn(rig)
+    for name in range(5):
+        publish(client, str(name), SUB)
+    assert len(msgspec.json.decode(stream.stored())["removals"]) == 1
+    found = to_the_end(rig, client, 6)
+    assert [found[str(name)]["seq"] for name in range(5)] == [COUNT + 3 + name for name in range(5)]
+    assert held(rig) == [(1, "s.a"), (COUNT + 7, "s.c")]
+    assert not msgspec.json.decode(stream.stored()).get("removals")
+
+
+def test_lost_rollup_removes_nothing_and_is_answered(rig: Rig) -> None:
+    client = rig.client()
+    publish(client, "r", SUB)
+    lose_the_open_group(rig)
+    rig.settle()
+    assert "error" in answers(client)["r"]
+    assert len(held(rig)) == COUNT + 1
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_group_that_is_lost_in_the_middle_is_removed_again(rig: Rig, steps: int) -> None:
+    client = rig.client()
+    publish(client, "r", SUB)
+    turn(rig)
+    publish(client, "lost", SUB)
+    for _ in range(steps):
+        rig.engine.step(rig.now)
+    lose_the_open_group(rig)
+    found = to_the_end(rig, client, 2)
+    assert "error" in found["lost"]
+    assert found["r"]["seq"] == COUNT + 2
+    rig.settle()
+    assert held(rig) == [(1, "s.a"), (COUNT + 2, "s.c")]
+
+
+def test_deletion_of_the_stream_ends_a_rollup(rig: Rig) -> None:
+    client = rig.client()
+    publish(client, "r", SUB)
+    turn(rig)
+    client.send(pub("$JS.API.STREAM.DELETE.S", b"", f"{client.inbox}d"), settle=False)
+    found = to_the_end(rig, client, 2)
+    assert found["d"]["success"]
+    assert "error" in found["r"]
+    rig.settle()
+
+
+def test_rollup_that_a_crash_interrupted_is_completed_by_the_next_start(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path / "s", map_size=1 << 28)
+    rig = filled(Rig(store=store))
+    client = rig.client()
+    publish(client, "r", SUB)
+    turn(rig)
+    assert not answers(client)
+    assert len(held(rig)) > COUNT // 2
+    store.close()  # what is not committed is lost
+
+    store = LmdbStore(tmp_path / "s", map_size=1 << 28)
+    rig = Rig(store=store)
+    rig.settle()
+    assert held(rig) == [(1, "s.a"), (COUNT + 2, "s.c")]
+    assert not msgspec.json.decode(rig.engine.streams["S"].stored()).get("removals")
+    store.close()
+
+
+@pytest.mark.parametrize("limit", [{"max_msgs": COUNT + 1}, {"max_bytes": 34 * (COUNT + 1)}], ids=str)
+def test_limit_takes_what_a_rollup_replaces_before_other_messages(limit: dict[str, int]) -> None:
+    rig = filled(Rig(), **limit)
+    client, log = rig.client(), rig.engine.streams["S"].log
+    before = log.state.messages
+    publish(client, "r", SUB)
+    for n in range(20):
+        publish(client, str(n), subject=f"s.new.{n}")
+        assert log.state.messages <= before
+        assert log.state.bytes <= limit.get("max_bytes", 1 << 20)
+    to_the_end(rig, client, 21)
+    assert [subject for _, subject in held(rig)] == ["s.a", "s.c", *(f"s.new.{n}" for n in range(20))]
+
+
+def test_stream_that_discards_new_messages_has_the_room_of_a_rollup_at_once(rig: Rig) -> None:
+    client = rig.client()
+    config = {"name": "S", "subjects": ["s.>"], "storage": "file", "allow_rollup_hdrs": True}
+    client.api("STREAM.UPDATE.S", {**config, "max_msgs": COUNT + 2, "discard": "new"})
+    publish(client, "r", SUB)
+    publish(client, "next")
+    rig.settle()
+    found = answers(client)
+    assert [found["r"]["seq"], found["next"]["seq"]] == [COUNT + 2, COUNT + 3]
+
+
+def test_consumer_beside_a_rollup_in_slices_counts_right(rig: Rig) -> None:
+    client = rig.client()
+    config = {"name": "d", "durable_name": "d", "filter_subject": "s.c", "ack_policy": "explicit"}
+    client.api("CONSUMER.CREATE.S.d", {"stream_name": "S", "config": config, "action": "create"})
+    publish(client, "r", SUB)
+    while not answers(client):
+        turn(rig)
+        assert rig.engine.streams["S"].consumers.items["d"].left == len(held(rig)) - 1
+    assert client.api("CONSUMER.INFO.S.d")["num_pending"] == 1
+
+
+@pytest.mark.parametrize(
+    ("request_", "left"),
+    [({"seq": 2001}, 1001), ({"keep": 700}, 700), ({"filter": ">", "seq": 1500}, 1502), ({"seq": 90_000}, 0)],
+    ids=str,
+)
+@pytest.mark.parametrize("holes", [False, True])
+def test_purge_by_sequence_is_in_slices_in_memory(request_: dict[str, Any], left: int, holes: bool) -> None:
+    rig = filled(Rig())
+    client, log = rig.client(), rig.engine.streams["S"].log
+    if holes:
+        for seq in (2, 3, 900, 1400):
+            log.remove(seq)
+    client.send(pub("$JS.API.STREAM.PURGE.S", msgspec.json.encode(request_), f"{client.inbox}p"), settle=False)
+    found = to_the_end(rig, client)
+    assert found["p"]["purged"] == COUNT + 1 - left - 4 * holes
+    assert len(held(rig)) == left
+    assert [seq for seq, _ in held(rig)] == list(range(COUNT + 2 - left, COUNT + 2))
+
+
+@pytest.mark.parametrize("limit", [{"max_msgs": 1000}, {"max_bytes": 35_000}], ids=str)
+def test_update_with_lower_limits_is_answered_when_they_hold(rig: Rig, limit: dict[str, int]) -> None:
+    client, log = rig.client(), rig.engine.streams["S"].log
+    config = {"name": "S", "subjects": ["s.>"], "storage": "file", "allow_rollup_hdrs": True, **limit}
+    client.send(pub("$JS.API.STREAM.UPDATE.S", msgspec.json.encode(config), f"{client.inbox}u"), settle=False)
+    for n in range(10):
+        before = log.state.messages
+        publish(client, str(n))
+        assert log.state.messages <= before  # what is published meanwhile makes it no longer
+    found = to_the_end(rig, client, 11)
+    state = log.state
+    assert found["u"]["state"]["messages"] <= limit.get("max_msgs", COUNT)
+    assert found["u"]["state"]["bytes"] <= limit.get("max_bytes", 1 << 20)
+    assert state.messages == limit.get("max_msgs", state.messages)
+    assert state.last_seq == COUNT + 11
+    seqs = [seq for seq, _ in held(rig)]
+    assert seqs == list(range(COUNT + 12 - len(seqs), COUNT + 12))
+
+
+def test_lost_update_with_lower_limits_is_an_error_and_removes_nothing(rig: Rig) -> None:
+    client = rig.client()
+    config = {"name": "S", "subjects": ["s.>"], "storage": "file", "allow_rollup_hdrs": True, "max_bytes": 35_000}
+    client.send(pub("$JS.API.STREAM.UPDATE.S", msgspec.json.encode(config), f"{client.inbox}u"), settle=False)
+    lose_the_open_group(rig)
+    rig.settle()
+    assert "error" in answers(client)["u"]
+    assert len(held(rig)) == COUNT + 1
+
+
+def test_lower_limit_that_a_crash_interrupted_is_enforced_by_the_next_start(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path / "s", map_size=1 << 28)
+    rig = filled(Rig(store=store))
+    client = rig.client()
+    config = {"name": "S", "subjects": ["s.>"], "storage": "file", "allow_rollup_hdrs": True, "max_bytes": 35_000}
+    client.send(pub("$JS.API.STREAM.UPDATE.S", msgspec.json.encode(config), f"{client.inbox}u"), settle=False)
+    turn(rig)
+    assert not answers(client)
+    store.close()
+
+    store = LmdbStore(tmp_path / "s", map_size=1 << 28)
+    rig = Rig(store=store)
+    rig.settle()
+    assert rig.engine.streams["S"].log.committed.bytes <= 35_000
+    store.close()
