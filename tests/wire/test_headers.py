@@ -50,6 +50,13 @@ def test_values_keep_their_order_and_names_their_case() -> None:
     assert repr(Headers({"a": "1"})) == "Headers([('a', '1')])"
 
 
+def test_a_dict_of_headers_has_the_first_value_of_each_name() -> None:
+    headers = Headers([("A", "1"), ("b", ""), ("A", "2"), ("a", "3")])
+    assert headers.keys() == ["A", "b", "a"]
+    assert dict(headers) == {"A": "1", "b": "", "a": "3"}
+    assert dict(**Headers({"x": "1"})) == {"x": "1"}
+
+
 def test_absent_names() -> None:
     headers = Headers()
     assert headers.get("A") is None

@@ -93,6 +93,10 @@ class Headers:
         """Every name and value, in order."""
         return list(self._items)
 
+    def keys(self) -> list[str]:
+        """Every name once, in order; so `dict(headers)` has the first value of each."""
+        return list(self)
+
     def __getitem__(self, name: str) -> str:
         value = self.get(name)
         if value is None:
