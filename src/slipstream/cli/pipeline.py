@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -50,6 +51,9 @@ _KNOWN = frozenset(
             "resend",
             "metrics",
             "ending",
+            "avro",
+            "descriptor",
+            "message",
         ),
     )
 )
@@ -86,6 +90,10 @@ def add(commands: Commands) -> None:
     new = group.add("new", _new, "write a first pipeline file from a sample of a stream")
     new.add_argument("--stream", required=True, help="the stream to sample")
     new.add_argument("--sample", type=int, default=1_000, metavar="N", help="messages to sample (default: 1000)")
+    new.add_argument("--avro", default="", metavar="FILE", help="messages are Avro records of the schema in this file")
+    text = "messages are Protobuf, defined in this file, which `protoc --include_imports --descriptor_set_out` writes"
+    new.add_argument("--descriptor", default="", metavar="FILE", help=text)
+    new.add_argument("--message", default="", metavar="TYPE", help="the message type in --descriptor: shop.Order")
     new.add_argument("file", nargs="?", default="", help="the file to write (default: standard output)")
     explain = group.add("explain", _explain, "draw sources, steps and outputs, with the columns between them")
     explain.add_argument("--style", choices=("text", "mermaid", "html"), default="text", help="(default: text)")
@@ -271,12 +279,24 @@ def _new(shell: Shell) -> None:
     options = shell.options
     _check_options(options)
     from slipstream.spark.pipelines.connection import last_messages, open_connection
-    from slipstream.spark.pipelines.workbench.sample import infer, pipeline_text
+    from slipstream.spark.pipelines.workbench.sample import infer, infer_avro, infer_protobuf, pipeline_text
 
+    if bool(options.descriptor) != bool(options.message):
+        raise UsageError("--descriptor and --message go together: the file, and the type in it such as shop.Order")
+    if options.avro and options.descriptor:
+        raise UsageError("--avro and --descriptor are mutually exclusive")
+    schema, descriptors = _read(options.avro).decode(errors="replace"), _read(options.descriptor)
     servers = getattr(options, "server", "")
     with open_connection({"servers": servers} if servers else {}) as js:
         messages = last_messages(js, options.stream, options.sample)
-    text = pipeline_text(options.stream, infer(messages), servers)
+    if options.avro:
+        sample = infer_avro(messages, schema)
+    elif options.descriptor:
+        beside = os.path.relpath(options.descriptor, Path(options.file).parent)
+        sample = infer_protobuf(messages, descriptors, beside, options.message)
+    else:
+        sample = infer(messages)
+    text = pipeline_text(options.stream, sample, servers)
     if not options.file:
         print(text, end="")
         return
@@ -286,6 +306,16 @@ def _new(shell: Shell) -> None:
     except FileExistsError as error:
         raise UsageError(f"{options.file} already exists; choose another file name") from error
     print(f"wrote {options.file}, from {len(messages)} messages of stream {options.stream}")
+
+
+def _read(path: str) -> bytes:
+    """The content of a file that an option names, if it does."""
+    if not path:
+        return b""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def _explain(shell: Shell) -> None:

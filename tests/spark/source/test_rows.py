@@ -81,6 +81,13 @@ def test_messages_without_headers_have_an_empty_map() -> None:
     assert batch["headers"].to_pylist() == [[], []]
 
 
+def test_header_values_that_are_not_utf_8_are_read_with_replacement_characters() -> None:
+    """The column is a string. Bytes in `data` are kept."""
+    message = stored(1, header=b"NATS/1.0\r\nA: x\xffy\r\n\r\n", data=b"x\xffy")
+    batch = next(rows.batches([columns_of([message])], ["headers", "data"]))
+    assert batch.to_pylist() == [{"headers": [("A", ["x\ufffdy"])], "data": b"x\xffy"}]
+
+
 def test_only_the_columns_asked_for_are_made() -> None:
     batch = next(rows.batches([columns_of([stored(1, data=b"x")])], ["data", "sequence"]))
     assert batch.schema.names == ["data", "sequence"]

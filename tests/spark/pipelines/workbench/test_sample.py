@@ -10,8 +10,10 @@ import pytest
 
 from slipstream import StreamConfig, connect_blocking
 from slipstream.cli.main import main
+from slipstream.errors import UsageError
 from slipstream.spark.pipelines import load, parse
-from slipstream.spark.pipelines.workbench.sample import Sample, infer, json_type, pipeline_text
+from slipstream.spark.pipelines.workbench.sample import Sample, infer, infer_avro, json_type, pipeline_text
+from tests.spark.pipelines.formats.test_protobuf import SET, order
 
 
 @pytest.mark.parametrize(
@@ -72,6 +74,71 @@ def test_file_says_what_the_sample_showed() -> None:
     schema = "id BIGINT, customer STRING, amount DOUBLE, placed TIMESTAMP, `we-ird` BIGINT, note STRING"
     assert " ".join(found.sources[0].schema.split()) == schema
     assert parse(pipeline_text("9-RAW", infer([b"\xff"]))).sources[0].format == "raw"
+
+
+def test_file_says_which_values_do_not_fit_the_others() -> None:
+    rows: list[dict[str, Any]] = [{"n": n, "t": {"a": 1}, "m": n} for n in range(1, 300)]
+    sample = infer([json.dumps(one).encode() for one in [*rows, {"n": "x", "t": {"a": 1}, "m": None}]])
+    text = pipeline_text("ORDERS", sample)
+    assert '# n: BIGINT in 99 % of the sample, but also "x"' in text
+    assert "# m: missing or null in less than 1 % of the sample" in text
+    assert "# t:" not in text
+    parse(text)
+
+
+AVRO = {
+    "type": "record",
+    "name": "Reading",
+    "fields": [{"name": "sensor", "type": "string"}, {"name": "value", "type": ["null", "long"]}],
+}
+
+
+@pytest.mark.parametrize("doc", ["", "it'''s"])
+def test_columns_of_avro_are_those_of_the_schema(doc: str) -> None:
+    messages = [bytes([4, 115, 48 + n % 2, 2, 2 * n]) for n in range(10)] + [b"\x04s0\x00", b"{}"]
+    sample = infer_avro(messages, json.dumps({**AVRO, "doc": doc}, indent=1))
+    text = pipeline_text("READINGS", sample)
+    found = parse(text)
+    assert (found.sources[0].format, json.loads(found.sources[0].schema)["doc"]) == ("avro", doc)
+    assert "# 1 of 12 messages of the sample are not records of this type." in text
+    assert "# value: missing or null in 9 % of the sample" in text
+    assert found.outputs[0].key == ("sensor",)
+    assert "sum(value) AS total" in found.steps[0].sql
+    with pytest.raises(UsageError, match="an Avro schema must be JSON"):
+        infer_avro(messages, "x")
+
+
+def test_columns_of_protobuf_are_those_of_the_message_type(
+    our_url: str, fresh: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "shop.desc").write_bytes(SET)
+    (tmp_path / "deep").mkdir()
+    file = tmp_path / "deep" / "new.toml"
+    with connect_blocking(our_url) as client:
+        js = client.jetstream()
+        js.create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.>",), allow_direct=True))
+        for n in range(20):
+            js.publish(f"{fresh}.x", order(id=n, note=("ada", "alan")[n % 2]).SerializeToString())
+        js.publish(f"{fresh}.x", b"\x08")
+    new = ["pipeline", "new", "-s", our_url, "--stream", fresh]
+    descriptor = ["--descriptor", str(tmp_path / "shop.desc")]
+    assert main([*new, *descriptor, "--message", "shop.Order", str(file)]) == 0
+    capsys.readouterr()
+    text = file.read_text()
+    found = load(str(file))
+    assert (found.sources[0].message, found.sources[0].descriptor) == ("shop.Order", SET)
+    assert f'descriptor = "{Path("..", "shop.desc")}"' in text
+    assert "# 1 of 21 messages of the sample are not records of this type." in text
+    assert '# watermark = { column = "placed", delay = "10 minutes" }' in text
+    assert (found.outputs[0].key, found.steps[0].sql.count("sum(id)")) == (("note",), 1)
+    for more, said in (
+        (descriptor, "--descriptor and --message go together"),
+        ([*descriptor, "--message", "shop.Ordr"], "no message type 'shop.Ordr'; did you mean shop.Order?"),
+        ([*descriptor, "--message", "shop.Order", "--avro", "x"], "--avro and --descriptor are mutually exclusive"),
+        (["--avro", str(tmp_path / "no")], "no cannot be read: No such file or directory"),
+    ):
+        assert main([*new, *more]) == 2
+        assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("names", "codec"), [(("ada", "alan"), "none"), (("Ada Lovelace", "alan"), "base64")])

@@ -1,7 +1,9 @@
 """A first pipeline file from a sample of a stream: the format, the schema, and commented steps and outputs.
 
 A column is inferred from all values of the sample: whole numbers are BIGINT, numbers DOUBLE, ISO 8601 times TIMESTAMP;
-values of several kinds are STRING. The file says how often each column was missing, so that its author can judge.
+values of several kinds are STRING. The file says how often each column was missing or of another kind, so that its
+author can judge. Avro and Protobuf do not tell their columns: these are taken from a schema or descriptor, and the
+sample says how many messages are records of it.
 """
 
 from __future__ import annotations
@@ -9,17 +11,21 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from slipstream.errors import UsageError
 from slipstream.kv.bucket import check_key
+from slipstream.spark.pipelines.checks.ddl import ddl_columns
+from slipstream.spark.pipelines.formats import avro, protobuf
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _WHOLE = re.compile(r"[+-]?\d{1,18}")
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _PLAIN = re.compile(r"[A-Za-z_]\w*")
+_MAX_SHOWN = 40  # characters of a value in a comment
 _KEY_MAX = 0.5  # distinct values per message, at most, for a column to be a key to group by
 
 
@@ -31,14 +37,17 @@ class Field(NamedTuple):
     present: float
     distinct: int
     are_keys: bool = True  # whether a bucket takes every value as a key
+    mixed: str = ""  # how often values are of which kind, if not all are of one
 
 
 class Sample(NamedTuple):
     """What a sample of messages showed."""
 
-    format: str  # json, csv or raw
+    format: str  # json, csv, avro, protobuf or raw
     messages: int
     fields: tuple[Field, ...]
+    settings: tuple[str, ...] = ()  # lines of the source that say the columns of a binary format
+    rejected: int = 0  # messages that are no records of a binary format
 
 
 def infer(messages: Sequence[bytes]) -> Sample:
@@ -52,6 +61,43 @@ def infer(messages: Sequence[bytes]) -> Sample:
         if found := _csv_fields(texts):
             return Sample("csv", len(messages), found)
     return Sample("raw", len(messages), ())
+
+
+def infer_avro(messages: Sequence[bytes], schema: str) -> Sample:
+    """The columns of an Avro schema, and what they hold in messages; raises AvroError."""
+    columns = avro.spark_schema(schema)
+    text = schema.strip()
+    literal = f"'''\n{text}\n'''" if "'''" not in text else _string(text)
+    return _infer_binary("avro", messages, columns, avro.Decoder(schema).to_json, (f"schema = {literal}",))
+
+
+def infer_protobuf(messages: Sequence[bytes], descriptors: bytes, descriptor: str, message: str) -> Sample:
+    """The columns of a Protobuf message type, and what they hold in messages; `descriptor` is the path of the file with
+    the descriptors, as the pipeline's file has it. Raises ProtobufError."""
+    columns = protobuf.spark_schema(descriptors, message)
+    settings = (f"descriptor = {_string(descriptor)}", f"message = {_string(message)}")
+
+    def to_json(data: bytes) -> str:
+        return protobuf.message_to_json(descriptors, message, data)
+
+    return _infer_binary("protobuf", messages, columns, to_json, settings)
+
+
+def _infer_binary(
+    kind: str, messages: Sequence[bytes], columns: str, to_json: Callable[[bytes], str], settings: tuple[str, ...]
+) -> Sample:
+    rows = []
+    for data in messages:
+        try:
+            rows.append(json.loads(to_json(data)))
+        except UsageError:
+            continue
+    found = {one.name: one for one in _object_fields(rows)}
+    fields = (
+        found.get(name, Field(name, "", 0.0, 0))._replace(kind=declared, mixed="")
+        for name, declared in ddl_columns(columns).items()
+    )
+    return Sample(kind, len(messages), tuple(fields), settings, len(messages) - len(rows))
 
 
 def _text(data: bytes) -> str | None:
@@ -76,7 +122,24 @@ def _object_fields(objects: Sequence[dict[str, Any]]) -> Iterator[Field]:
     for name in names.values():
         values = [one[name] for one in objects if one.get(name) is not None]
         distinct = len({json.dumps(value, sort_keys=True) for value in values})
-        yield Field(name, json_type(values), len(values) / len(objects), distinct, _are_keys(values))
+        kind = json_type(values)
+        mixed = _mixed(kind, values)
+        yield Field(name, kind, len(values) / len(objects), distinct, _are_keys(values), mixed)
+
+
+def _mixed(kind: str, values: Sequence[Any]) -> str:
+    """The kinds of values that have no type in common but text: the most frequent one, and an example of the others."""
+    counts = Counter(map(_value_type, values))
+    if kind != "STRING" or len(counts) < 2:
+        return ""
+    ((main, count),) = counts.most_common(1)
+    other = next(value for value in values if _value_type(value) != main)
+    return f"{main} in {int(100 * count / len(values))} % of the sample, but also {_shown(other)}"
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
 
 
 def json_type(values: Iterable[Any]) -> str:
@@ -170,13 +233,14 @@ def _lines(stream: str, sample: Sample, servers: str) -> Iterator[str]:
         yield 'format = "raw"'
     else:
         yield f'format = "{sample.format}"'
-        yield "schema = '''"
-        for index, one in enumerate(sample.fields):
-            yield f"    {_quoted(one.name)} {one.kind}{',' if index < len(sample.fields) - 1 else ''}"
-        yield "'''"
+        yield from sample.settings or _schema_lines(sample)
+        if sample.rejected:
+            yield f"# {sample.rejected} of {sample.messages} messages of the sample are not records of this type."
         for one in sample.fields:
             if one.present < 1:
-                yield f"# {one.name}: missing or null in {100 * (1 - one.present):.0f} % of the sample"
+                yield f"# {one.name}: missing or null in {_percent(1 - one.present)} % of the sample"
+            if one.mixed:
+                yield f"# {one.name}: {one.mixed}"
         time = next((one for one in sample.fields if one.kind == "TIMESTAMP"), None)
         if time is not None:
             yield f'# watermark = {{ column = "{time.name}", delay = "10 minutes" }}   # for windows and joins'
@@ -190,6 +254,17 @@ def _lines(stream: str, sample: Sample, servers: str) -> Iterator[str]:
         if not key.are_keys:
             yield 'key_codec = "base64"   # keys in the sample have characters that a bucket does not take'
     yield from ("", "# Every message, as Parquet files.", "[outputs.history]", f'from = "{view}"', 'path = "history"')
+
+
+def _schema_lines(sample: Sample) -> Iterator[str]:
+    yield "schema = '''"
+    for index, one in enumerate(sample.fields):
+        yield f"    {_quoted(one.name)} {one.kind}{',' if index < len(sample.fields) - 1 else ''}"
+    yield "'''"
+
+
+def _percent(part: float) -> str:
+    return "less than 1" if 0 < part < 0.005 else f"{100 * part:.0f}"
 
 
 def _is_key(field: Field, count: int) -> bool:
