@@ -44,7 +44,8 @@ def into_table(table: str, key: Sequence[str], *, deleted: str = "") -> Callable
 
 def merge_statement(table: str, view: str, columns: Sequence[str], key: Sequence[str], *, deleted: str = "") -> str:
     """The statement that merges the rows of a view into a table, which has all its columns but `deleted`."""
-    stored = [name for name in columns if name != deleted]
+    keys = {name.lower() for name in key}  # Spark compares names without regard to case
+    stored = [name for name in columns if name.lower() != deleted.lower()]
     matches = " AND ".join(f"t.{_quoted(name)} <=> s.{_quoted(name)}" for name in key)
     lines = [f"MERGE INTO {table} AS t USING {view} AS s ON {matches}"]
     condition = ""
@@ -52,7 +53,7 @@ def merge_statement(table: str, view: str, columns: Sequence[str], key: Sequence
         is_deleted = f"coalesce(s.{_quoted(deleted)}, false)"
         lines.append(f"WHEN MATCHED AND {is_deleted} THEN DELETE")
         condition = f" AND NOT {is_deleted}"
-    if others := [name for name in stored if name not in key]:
+    if others := [name for name in stored if name.lower() not in keys]:
         changes = ", ".join(f"t.{_quoted(name)} = s.{_quoted(name)}" for name in others)
         lines.append(f"WHEN MATCHED THEN UPDATE SET {changes}")
     names, values = ", ".join(map(_quoted, stored)), ", ".join(f"s.{_quoted(name)}" for name in stored)
@@ -71,9 +72,12 @@ def check_merge(rows: DataFrame, table: str, key: Sequence[str], *, deleted: str
         spark.catalog.dropTempView(_VIEW)
     if _PLANNING_FAILED not in plan:
         return
-    reason = " ".join(plan.partition(_PLANNING_FAILED)[2].strip(" :\n").split(";")[0].split())
+    reason = " ".join(plan.partition(_PLANNING_FAILED)[2].split("SQLSTATE")[0].strip(" :\n").split(";")[0].split())
     if "TABLE_OR_VIEW_NOT_FOUND" in reason or "cannot be found" in reason:
         raise UsageError(f"there is no table {table!r}: create it first, with its columns")
+    if "REQUIRES_SINGLE_PART_NAMESPACE" in reason:
+        catalog = table.partition(".")[0].strip("`")
+        raise UsageError(f"there is no catalog {catalog!r}: [spark] conf sets it by 'spark.sql.catalog.{catalog}'")
     if "MERGE" in reason:
         raise UsageError(
             f"table {table!r} has no MERGE, which a table with a key needs: use a catalog whose tables have it, such "
@@ -90,7 +94,8 @@ def _one_per_key(batch: DataFrame, key: Sequence[str]) -> DataFrame:
     order = next((name for name in _ORDER if name in batch.columns), "")
     if not order:
         return batch.dropDuplicates(list(key))
-    newest = f.max_by(f.struct("*"), f.col(_quoted(order))).alias("newest")
+    # A row whose order is null is older than any other; by the column itself, max_by would find no row at all.
+    newest = f.max_by(f.struct("*"), f.struct(_quoted(order))).alias("newest")
     return batch.groupBy(*(one.alias(f"key{at}") for at, one in enumerate(keys))).agg(newest).select("newest.*")
 
 

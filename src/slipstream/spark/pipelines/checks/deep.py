@@ -8,7 +8,7 @@ is built on a part that failed is left out, since its mistakes would only follow
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,11 @@ _FILES = ("parquet", "orc", "json", "csv", "text")
 
 def deep_mistakes(spark: SparkSession, pipeline: Pipeline) -> list[Mistake]:
     """Every mistake that Spark finds in a pipeline, with its position."""
-    return _Check(spark.newSession(), pipeline).run()  # a session of its own: its views are not the caller's
+    session = spark.newSession()  # its views are not the caller's
+    for name, value in pipeline.conf.items():
+        with suppress(PySparkException):  # a setting of the JVM, which it has since its start
+            session.conf.set(name, value)
+    return _Check(session, pipeline).run()
 
 
 def empty_source(spark: SparkSession, source: Source) -> DataFrame:
@@ -159,7 +163,9 @@ class _Check:
     def _check_rows(self, output: Output, rows: DataFrame) -> None:
         """Raise UsageError for columns that the target cannot store."""
         if output.deleted:
-            kind = rows.schema["deleted" if output.kind == "bucket" else output.deleted].dataType.simpleString()
+            name = "deleted" if output.kind == "bucket" else output.deleted
+            found = [one.dataType for one in rows.schema.fields if one.name.lower() == name.lower()]
+            kind = found[0].simpleString() if found else "missing column"
             if kind != "boolean":
                 raise UsageError(f"deleted must be a BOOLEAN column, got {output.deleted!r}, a {kind.upper()}")
         names = [name.lower() for name in rows.columns]
