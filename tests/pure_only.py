@@ -28,6 +28,9 @@ PURE_ONLY: dict[str, dict[str, str]] = {
     "tests/jetstream/reads/test_range_reader.py": {
         "test_columns_that_arrive_while_a_page_is_taken_come_with_the_next_take": SUBCLASS,
     },
+    "tests/server/engine/reads/test_direct_get.py": {
+        "test_requests_for_one_message_take_a_shorter_way_to_the_same_answer": REPLACED,
+    },
     "tests/server/engine/reads/test_read_after_write.py": {
         "test_a_satisfied_min_last_seq_costs_nothing": "counts calls of Python functions",
     },

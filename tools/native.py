@@ -49,7 +49,7 @@ PATTERNS = (
     "server/engine/{engine,jobs,journal,ports,timers}.py",
     "server/engine/core/{output,routing,session}.py",
     "server/engine/consumers/{ack_handling,ack_router,consumer,cursor,deliver_policy,delivery_state,filters,job}.py",
-    "server/engine/consumers/{outbound,pull,push,registry,retention,timing}.py",
+    "server/engine/consumers/{outbound,persistence,pull,push,registry,retention,timing}.py",
     "server/engine/reads/{direct_get,frozen_log,replicas}.py",
     "server/engine/streams/{atomic_batches,dedupe,expiry,fast_batches,publish_checks,publish_headers}.py",
     "server/engine/streams/{stream,stream_time,subject_limits}.py",

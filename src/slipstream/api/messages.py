@@ -82,6 +82,8 @@ class StoredBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 NOT_JSON = (msgspec.DecodeError, ValueError, RecursionError)
 
 _decode_pub_reply = msgspec.json.Decoder(_PubReply).decode
+# Without the reading of nulls as absent fields: a request that it refuses may still be one for `decode_get_request`.
+decode_plain_get_request = msgspec.json.Decoder(GetRequest).decode
 encode_json: Callable[[object], bytes] = msgspec.json.Encoder().encode
 
 

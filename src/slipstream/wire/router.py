@@ -8,7 +8,7 @@ subjects, each used once, are looked up with `match_once`, which leaves the cach
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from slipstream.wire.subjects import has_wildcard
 
@@ -18,11 +18,20 @@ CACHE_LIMIT = 16 * 1024
 CACHE_MEMBERS = 1024 * 1024  # subscribers in all cached answers: subjects times wildcards must not fill memory
 
 
-class Match(NamedTuple, Generic[T]):
-    """The receivers of a message: all of `plain`, and one member of each group in `queues`."""
+class Match(Generic[T]):
+    """The receivers of a message: all of `plain`, and one member of each group in `queues`.
 
-    plain: tuple[T, ...]
-    queues: tuple[tuple[str, tuple[T, ...]], ...]
+    Not a NamedTuple: compiled code reads attributes of its own classes without a lookup.
+    """
+
+    __slots__ = ("plain", "queues")
+
+    def __init__(self, plain: tuple[T, ...], queues: tuple[tuple[str, tuple[T, ...]], ...]) -> None:
+        self.plain: tuple[T, ...] = plain
+        self.queues: tuple[tuple[str, tuple[T, ...]], ...] = queues
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Match) and self.plain == other.plain and self.queues == other.queues
 
 
 class _Node(Generic[T]):

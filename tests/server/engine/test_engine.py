@@ -89,15 +89,15 @@ def test_a_durable_publish_is_acknowledged_even_if_a_consumer_fails(client: Clie
 def test_publishes_after_the_first_skip_the_matcher_until_a_subscription_matches(client: Client) -> None:
     router = client.rig.engine.account().router
     stream = client.rig.engine.streams["S"]
-    assert "s.1" not in router.sole_streams
+    assert "s.1" not in router.sole_receivers
     client.publish("s.1")
-    assert router.sole_streams["s.1"] is stream
+    assert router.sole_receivers["s.1"] is stream
     client.publish("s.1")
     client.send(b"SUB s.1 7\r\n")
-    assert "s.1" not in router.sole_streams
+    assert "s.1" not in router.sole_receivers
     client.take()
     client.publish("s.1", b"to both")
-    assert "s.1" not in router.sole_streams  # it has two subscribers now
+    assert "s.1" not in router.sole_receivers  # it has two subscribers now
     assert stream.log.committed.last_seq == 3
 
 
@@ -105,6 +105,6 @@ def test_a_wildcard_subscription_drops_all_shortcuts(client: Client) -> None:
     router = client.rig.engine.account().router
     client.publish("s.1")
     client.send(b"SUB _INBOX.other.* 8\r\n")
-    assert "s.1" in router.sole_streams  # an inbox matches no stream
+    assert "s.1" in router.sole_receivers  # an inbox matches no stream
     client.send(b"SUB s.* 9\r\n")
-    assert not router.sole_streams
+    assert not router.sole_receivers

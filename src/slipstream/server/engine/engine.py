@@ -37,6 +37,7 @@ from slipstream.api import Storage
 from slipstream.errors import StreamStoreFailedError, UsageError
 from slipstream.server.engine.account import Account
 from slipstream.server.engine.api.advisories import Advisories
+from slipstream.server.engine.api.dispatch import Api
 from slipstream.server.engine.auth.account_limits import AccountLimits
 from slipstream.server.engine.auth.authenticator import Authenticator, Certificate, reject_signatures
 from slipstream.server.engine.auth.jwt import Verify
@@ -48,19 +49,32 @@ from slipstream.server.engine.core.admission import Admission, SessionObserver
 from slipstream.server.engine.core.info import info
 from slipstream.server.engine.core.output import Output
 from slipstream.server.engine.core.routing import AccountRouter, Random, Subscriber
-from slipstream.server.engine.core.session import Listener, PeerAddress, Session, SessionState, subscription
+from slipstream.server.engine.core.session import ClientSub, Listener, PeerAddress, Session, SessionState, subscription
 from slipstream.server.engine.jobs import RECEIVE_UNITS, Jobs, Load, Progress
 from slipstream.server.engine.journal import Answer, CommitBatch, Journal, ReplyPort
 from slipstream.server.engine.monitoring.health import Health, examine
 from slipstream.server.engine.ports import Savepoints, Store
-from slipstream.server.engine.reads.direct_get import QUEUE
+from slipstream.server.engine.reads.direct_get import QUEUE, ReplicaPeer
 from slipstream.server.engine.replication.ingest import RemoteIngests
 from slipstream.server.engine.services import SharedServices
 from slipstream.server.engine.settings import Check, Settings, Totals
 from slipstream.server.engine.streams.atomic_batches import BatchUsage
 from slipstream.server.engine.streams.stream import Stream
 from slipstream.server.engine.timers import Timers
-from slipstream.wire import Connect, Event, Ping, Pong, Pub, Sub, Unsub, Violation, err, has_wildcard, is_valid_filter
+from slipstream.wire import (
+    Connect,
+    Event,
+    Match,
+    Ping,
+    Pong,
+    Pub,
+    Sub,
+    Unsub,
+    Violation,
+    err,
+    has_wildcard,
+    is_valid_filter,
+)
 from slipstream.wire.encode import OK, PONG
 
 __all__ = ["Check", "Engine", "Health", "Settings"]
@@ -70,7 +84,7 @@ MANY_TARGETS = 64  # subscribers of one message, from which on they count as wor
 TARGETS_PER_UNIT = 8
 MAX_CLOSED = 1000  # closed connections that monitoring still shows
 
-_NO_SHORTCUTS: Mapping[str, Subscriber] = {}
+_NO_SHORTCUTS: Final[dict[str, Subscriber]] = {}
 # Replies between these two are not reserved, `_INBOX.…` among them: one comparison for nearly every message.
 _FREE_FROM: Final = "_H"
 _FREE_TO: Final = "_R"
@@ -295,9 +309,9 @@ class Engine:
     def receive(self, cid: int, events: Iterable[Event], now: int) -> None:
         """Handle what a client sent. This loop runs once per message: it takes the shortcuts itself.
 
-        The first publish to a subject goes through `_publish`: checks, matcher, `AccountRouter.route`. If a stream is
-        its only subscriber, the router remembers that in `sole_streams`, and further publishes to the subject call the
-        stream from here. Acks go to the ack router in the same way.
+        The first publish to a subject goes through `_publish`: checks, matcher, `AccountRouter.route`. If a stream (or
+        the replica that answers Direct Gets) is its only subscriber, the router remembers that in `sole_receivers`, and
+        further publishes to the subject call it from here. Acks go to the ack router in the same way.
         """
         session = self._sessions.get(cid)
         if session is None or session.closed:
@@ -321,21 +335,25 @@ class Engine:
             remaining = self._authenticate(session, remaining)
         router, shortcuts = self._shortcuts(session, now)
         count = size = 0
+        allowed = RECEIVE_UNITS
         for event in remaining:
             if type(event) is Pub:
                 subject, reply, header, payload = event
                 count += 1
                 size += len(header) + len(payload)
-                stream = shortcuts.get(subject)
+                receiver = shortcuts.get(subject)
                 if (
-                    stream is not None
+                    receiver is not None
                     and (session.headers or not header)
                     and (not reply or _FREE_FROM < reply < _FREE_TO or not _is_reserved(reply))
                 ):
-                    stream.receive(subject, reply, header, payload, now)
+                    receiver.receive(subject, reply, header, payload, now)
+                    if load.units >= allowed or session.searches:
+                        self._hold_back(session, remaining)
+                        break
                     continue
                 if (
-                    subject[:8] == ACK_PREFIX
+                    subject.startswith(ACK_PREFIX)
                     and (not reply or not _is_reserved(reply))
                     and shortcuts is not _NO_SHORTCUTS
                     and router.acks is not None
@@ -343,7 +361,7 @@ class Engine:
                 ):
                     continue
                 self._publish(session, router, event)
-                if session.searches or load.units >= RECEIVE_UNITS:
+                if session.searches or load.units >= allowed:
                     self._hold_back(session, remaining)
                     break
             else:
@@ -399,13 +417,13 @@ class Engine:
                 return events
         return iter(())
 
-    def _shortcuts(self, session: Session, now: int) -> tuple[AccountRouter, Mapping[str, Subscriber]]:
+    def _shortcuts(self, session: Session, now: int) -> tuple[AccountRouter, dict[str, Subscriber]]:
         """The session's router, and its shortcuts if the session may use them: it must have nothing to check
         (permissions, sizes) and nothing to confirm (`+OK` of a verbose client)."""
         router = self._routers[session.account]
         router.now, router.origin = now, session
         direct = session.is_unrestricted and not session.verbose
-        return router, router.sole_streams if direct else _NO_SHORTCUTS
+        return router, router.sole_receivers if direct else _NO_SHORTCUTS
 
     def checked(self, cid: int, right: bool, now: int) -> None:
         """Whether a client's secret matches its hash."""
@@ -698,12 +716,13 @@ class Engine:
         if not valid:
             return
         # A reply inbox is used once: in the matcher's cache it would only displace others.
-        if subject.startswith((INBOX, ACK_PREFIX)):
+        if subject.startswith(INBOX) or subject.startswith(ACK_PREFIX):
             found = router.matcher.match_once(subject)
         else:
             found = router.matcher.match(subject)
-            if len(found.plain) == 1 and not found.queues and isinstance(found.plain[0], Stream):
-                router.remember_sole_stream(subject, found.plain[0])
+            receiver = _sole_receiver(found)
+            if receiver is not None:
+                router.remember_sole_receiver(subject, receiver)
         if len(found.plain) > MANY_TARGETS:  # a client that pipelines such publishes is served in slices
             self.load.units += len(found.plain) // TARGETS_PER_UNIT
         if rules is not None:
@@ -724,6 +743,27 @@ class Engine:
             self._valid_subjects.clear()
         self._valid_subjects.add(subject)
         return True
+
+
+def _sole_receiver(found: Match[ClientSub | Subscriber]) -> Stream | ReplicaPeer | None:
+    """The part of the server that alone receives a subject: a stream, or the only replica that answers Direct Gets. The
+    API subscribes to those as well, and declines them."""
+    plain, queues = found.plain, found.queues
+    if not queues:
+        if len(plain) == 1:
+            stream = plain[0]
+            if isinstance(stream, Stream):
+                return stream
+        return None
+    members = queues[0][1]
+    if len(queues) == 1 and len(members) == 1:
+        peer = members[0]
+        if isinstance(peer, ReplicaPeer):
+            for other in plain:
+                if not isinstance(other, Api):
+                    return None
+            return peer
+    return None
 
 
 class HeldInput:

@@ -477,3 +477,19 @@ def test_messages_before_a_start_in_the_future_are_not_pending(bench: Bench) -> 
     bench.fill("s.a", "s.a", "s.b", "s.a")
     assert [bench.info(name)["num_pending"] for name in ("later", "filtered")] == [3, 2]
     assert [ack_of(message).seq for message in bench.pull(9, "later", no_wait=True)[:3]] == [4, 5, 6]
+
+
+def test_a_commit_wakes_no_consumer_without_requests(bench: Bench) -> None:
+    engine = bench.rig.engine
+    bench.create("d")
+    bench.client.send(pub("s.a", b"x"), settle=False)
+    bench.rig.commit()
+    assert not engine.has_new_jobs
+    bench.ask_for(2)  # one message is there
+    bench.client.send(pub("s.b", b"y"), settle=False)
+    bench.rig.commit()
+    assert engine.has_new_jobs
+    bench.rig.settle()
+    assert seqs(bench.client.messages())[-1:] == [2]
+    assert bench.info("d")["num_pending"] == 2
+    assert seqs(bench.pull(2, "d")) == [1, 2]

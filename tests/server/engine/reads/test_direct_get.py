@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from slipstream.api import parse_time
+from slipstream.server.engine.jobs import RECEIVE_UNITS
+from slipstream.server.engine.reads.direct_get import ReplicaPeer
 from slipstream.server.store.lmdb.store import LmdbStore
 from slipstream.wire import Headers, Msg
 from tests.server.support import SECOND, START, Client, Rig, headers, sequences, status
@@ -513,3 +516,83 @@ def test_an_invalid_pattern_among_many_matches_nothing_and_costs_nothing() -> No
     client.publish("s.2.y")
     patterns = [f"*.*.z{at}" for at in range(200)] + ["s.>.x", "s..x", "*.1.*"]
     assert sequences(client.direct("S", {"multi_last": patterns})) == [1]
+
+
+ONE_MESSAGE: list[Any] = [
+    *({"seq": seq} for seq in (0, 1, 2, 6, 7, -1, 2**63, 2**64 - 1, 2**64, 1.0, "2", None)),
+    *({"last_by_subj": subject} for subject in ("s.2", "s.9", "s.*", ">", "s", "", "é", None)),
+    *(
+        {"seq": 2} | more
+        for more in (
+            {"no_hdr": True}, {"as_of": True}, {"max_bytes": 5}, {"multi_last": []}, {"multi_last": ["s.1"]},
+            {"last_by_subj": "s.2"}, {"next_by_subj": "s.2"}, {"batch": -1}, {"batch": 2}, {"batch": None},
+            {"up_to_seq": 4}, {"up_to_seq": -4}, {"up_to_time": "never"}, {"start_time": ""}, {"start_time": None},
+            {"min_last_seq": 6}, {"min_last_seq": -1}, {"min_last_seq": 2**64}, {"unknown": 1},
+        )
+    ),
+    {"last_by_subj": "s.1", "min_last_seq": 3, "no_hdr": True},
+    {"seq": None, "last_by_subj": "s.1"},
+    b'{"seq":2', b'{"seq":2}{}', b'{"seq":2,"seq":3}', b"[]", b"2", b"null", b'{"seq":2}\xff', b"[" * 10_000,
+]  # fmt: skip
+
+
+def test_requests_for_one_message_take_a_shorter_way_to_the_same_answer(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.publish("s.1", b"with headers", A="b")
+    client.rig.wait(1)
+    bodies = [*ONE_MESSAGE, {"seq": 7}, {"last_by_subj": "s.1", "as_of": True}]
+
+    def answers() -> list[list[tuple[bytes, bytes]]]:
+        return [[(found.header, found.payload) for found in client.direct("S", body)] for body in bodies]
+
+    short = answers()
+    monkeypatch.setattr(ReplicaPeer, "_answer_plain", lambda *_: False)
+    assert short == answers()
+    assert short[2][0][1] == b"payload 2"
+
+
+def test_gets_after_the_first_skip_the_matcher_until_a_subscription_matches(client: Client) -> None:
+    router = client.rig.engine.account().router
+    subject = "$JS.API.DIRECT.GET.S"
+    assert subject not in router.sole_receivers
+    client.direct("S", {"seq": 1})
+    assert router.sole_receivers[subject] is client.rig.engine.streams["S"].replicas.leader
+    client.send(b"SUB %b 7\r\n" % subject.encode())
+    assert subject not in router.sole_receivers
+    client.send(b"PUB %b %bx 9\r\n%b\r\n" % (subject.encode(), client.inbox.encode(), b'{"seq":1}'))
+    assert sorted(message.payload for message in client.messages()) == [b"payload 1", b'{"seq":1}']
+    client.send(b"UNSUB 7\r\n")
+    client.direct("S", {"seq": 1})
+    client.api("STREAM.UPDATE.S", {"name": "S", "subjects": ["s.>"], "storage": "memory", "allow_direct": False})
+    assert status(one(client.direct("S", {"seq": 1})))[0] == 503
+
+
+def test_the_group_of_several_replicas_is_never_passed_over(client: Client) -> None:
+    router = client.rig.engine.account().router
+    client.create("R", num_replicas=3)
+    client.publish("r.1")
+    for _ in range(3):
+        assert sequences(client.direct("R", {"seq": 1})) == [1]
+    assert "$JS.API.DIRECT.GET.R" not in router.sole_receivers
+
+
+def test_pipelined_gets_past_the_matcher_still_come_in_slices(client: Client) -> None:
+    client.direct("S", {"seq": 1})
+    client.take()
+    frame = b"PUB $JS.API.DIRECT.GET.S %bx 9\r\n%b\r\n" % (client.inbox.encode(), b'{"seq":%d}')
+    count = 3 * RECEIVE_UNITS
+    client.send(b"".join(frame % (n % 6 + 1) for n in range(count)), settle=False)
+    assert client.cid in client.rig.engine.held_back
+    client.rig.settle()
+    assert sequences(client.messages()) == [n % 6 + 1 for n in range(count)]
+
+
+def test_an_answer_for_a_client_without_headers_has_none(client: Client) -> None:
+    plain = client.rig.client(b'CONNECT {"verbose":false,"headers":false}\r\n')
+    for _ in range(2):
+        answer = one(plain.direct("S", {"seq": 2}))
+        assert answer == Msg(f"{plain.inbox}{plain._asked}", b"inbox", "", b"", b"payload 2")
+    client.direct("S", {"seq": 2})
+    client.send(b'CONNECT {"verbose":false,"headers":false}\r\n')  # a client may say so later
+    assert one(client.direct("S", {"seq": 2})).header == b""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -21,7 +21,7 @@ from slipstream.api.names import SCHEDULE_TARGET
 from slipstream.errors import ErrorCode
 from slipstream.server.engine.auth.permissions import Rules
 
-INBOX = "_INBOX."  # for answers: a stream of all subjects, which records them, must not end all requests
+INBOX: Final = "_INBOX."  # for answers: a stream of all subjects, which records them, must not end all requests
 RESERVED = ("$JS.", "$SYS.", "$SLIPSTREAM.")
 _CALL = re.compile(r"\{\{[^}]*\}\}|\$\d+")  # of a mapping
 _TARGET = SCHEDULE_TARGET.lower().encode() + b":"

@@ -6,9 +6,11 @@ ack against all of them.
 
 from __future__ import annotations
 
+from typing import Final
+
 from slipstream.server.engine.services import AckTarget
 
-ACK_PREFIX = "$JS.ACK."
+ACK_PREFIX: Final = "$JS.ACK."
 FLOW_PREFIX = "$JS.FC."
 FLOW_PATTERN = "$JS.FC.>"
 

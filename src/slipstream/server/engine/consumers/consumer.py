@@ -359,7 +359,7 @@ class Consumer:
             self._count_again(reviews=True)
         else:
             self.cursor.committed(news, added, self.services.router.now)
-        if self.cursor.left:
+        if self.cursor.left and self.delivery.is_wanted:  # of thousands of consumers most wait for a request
             self._job.wake()
 
     def resume(self) -> None:

@@ -173,6 +173,11 @@ class PullDelivery:
         return None
 
     @property
+    def is_wanted(self) -> bool:
+        """Whether a request waits for messages: a new one wakes the job by itself."""
+        return len(self._queue) > 0
+
+    @property
     def waiting(self) -> int:
         """How many requests wait."""
         self._review(self._services.router.now)

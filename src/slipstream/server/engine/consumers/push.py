@@ -37,6 +37,7 @@ class PushDelivery:
     """Delivers the messages of one consumer to its deliver subject."""
 
     waiting = 0  # push consumers have no pull requests
+    is_wanted = True  # whether it has a subscriber is found out by a delivery
 
     def __init__(
         self,

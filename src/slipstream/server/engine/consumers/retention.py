@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from slipstream.api import Retention
+from slipstream.api import Retention, StreamConfig
 from slipstream.errors import CorruptRecordError
 from slipstream.server.engine.consumers.cursor import Cursor
 from slipstream.server.engine.consumers.deliver_policy import exists
@@ -34,14 +34,19 @@ class InterestRetention:
         self._stream = stream
         self._commit = commit
         self._cursors = cursors
+        self._known: StreamConfig | None = None  # the configuration that `_is_limits` is of
+        self._is_limits = False
         self._leaving: dict[int, None] = {}  # settled messages whose removal is not durable yet
         self._owed: dict[int, None] = {}  # settled messages that a mirror or source has not got yet
 
     def settled(self, seqs: Iterable[int]) -> None:
         """A consumer needs these messages no more. Called for every ack."""
-        retention = self._stream.config.retention
-        if retention == Retention.LIMITS:
+        config = self._stream.config
+        if config is not self._known:  # a comparison of enums is felt for every ack
+            self._known, self._is_limits = config, config.retention == Retention.LIMITS
+        if self._is_limits:
             return
+        retention = config.retention
         for seq in seqs:
             # In a work queue filters never overlap: the one consumer of a message is the one that settled it.
             if retention == Retention.WORK_QUEUE or not self._needed(seq):

@@ -12,8 +12,16 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 import msgspec
+from msgspec.structs import astuple
 
-from slipstream.api import GetRequest, decode_get_request, format_time, names, parse_time
+from slipstream.api import (
+    GetRequest,
+    decode_get_request,
+    decode_plain_get_request,
+    format_time,
+    names,
+    parse_time,
+)
 from slipstream.errors import CorruptRecordError, StoreError
 from slipstream.server.engine.core.session import Session
 from slipstream.server.engine.jobs import RECEIVE_UNITS, SLICE_UNITS, Load, Progress
@@ -102,11 +110,13 @@ class ReplicaPeer:
         self._router = services.router
         self._waiting: list[WaitingRead] = []
         self._is_stopped = False  # the stream was deleted
-        self.lines: str = f"Nats-Stream: {name}\r\nNats-Subject: "
+        self._lines = f"Nats-Stream: {name}\r\nNats-Subject: "
+        self.first_lines: str = f"NATS/1.0\r\n{self._lines}"
+        self._time, self._time_text = -1, ""  # of the message that was sent last
 
     def receive(self, subject: str, reply: str, header: bytes, payload: bytes, now: int) -> bool:  # noqa: ARG002
         """Answer a Direct Get; `subject` may have the wanted subject appended."""
-        if not reply:
+        if not reply or (len(subject) == self._cut and self._answer_plain(payload, reply)):
             return True
         request = parse_appended(subject[self._cut + 1 :], payload) if len(subject) > self._cut else parse(payload)
         if self._is_compat:
@@ -117,6 +127,43 @@ class ReplicaPeer:
             self.wait_for(request, reply, now)
         else:
             self.answer(request, reply, self.stamp(request))
+        return True
+
+    def _answer_plain(self, payload: bytes, reply: str) -> bool:
+        """Answer a request that names one message (by its sequence, or the last one of a literal subject) and nothing
+        else, as most do. False if it is any other: then `parse` looks at it, and `answer` at what it asks for.
+
+        All fields are read at once: compiled code has to look up each attribute of a msgspec object.
+        """
+        if self.gap_until or self._is_compat:
+            return False
+        try:
+            fields = astuple(decode_plain_get_request(payload))
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            return False
+        seq: int
+        last: str
+        min_last_seq: int
+        seq, last, following, batch, _, start, multi, up_to_seq, up_to_time, no_hdr, min_last_seq, as_of = fields
+        if (
+            (seq if last else not 0 < seq <= MAX_SEQ)
+            or not 0 <= min_last_seq <= self.log.committed.last_seq
+            or following or batch or multi or up_to_seq or start is not None or up_to_time is not None
+            or "*" in last or ">" in last
+        ):  # fmt: skip
+            return False
+        self._load.units += 1
+        self.reads.single += 1
+        try:
+            record = self.log.last(last) if last else self.log.get(seq)
+        except CorruptRecordError:
+            self._router.send(reply, CORRUPT, b"")
+            return True
+        lines = stamp(self.peer, self.as_of(), self.created) if as_of else ""
+        if record is None:
+            self._router.send(reply, stamped(NOT_FOUND, lines), b"")
+        else:
+            self._router.answer(reply, b"" if no_hdr else self.block(record, lines), record.payload)
         return True
 
     def wait_for(self, request: GetRequest, reply: str, now: int) -> None:
@@ -166,7 +213,7 @@ class ReplicaPeer:
             if record is None:
                 self._router.send(reply, stamped(NOT_FOUND, stamp), b"")
             else:
-                self._router.send(reply, b"" if request.no_hdr else self.block(record, stamp), record.payload)
+                self._router.answer(reply, b"" if request.no_hdr else self.block(record, stamp), record.payload)
         else:
             self._answer_later(request, reply, stamp)  # apart: a function with inner ones makes an object for each call
 
@@ -254,10 +301,12 @@ class ReplicaPeer:
     def block(self, record: Record, extra: str) -> bytes:
         """The header block of a reply: the message's own headers, then ours."""
         seq, time, subject, header, _ = record
-        ours = f"{self.lines}{subject}\r\nNats-Sequence: {seq}\r\nNats-Time-Stamp: {format_time(time)}\r\n{extra}\r\n"
+        if time != self._time:  # what arrived in one turn was stored at one time
+            self._time, self._time_text = time, format_time(time)
+        ours = f"{subject}\r\nNats-Sequence: {seq}\r\nNats-Time-Stamp: {self._time_text}\r\n{extra}\r\n"
         if header.endswith(b"\r\n\r\n"):
-            return header[:-2] + ours.encode()
-        return b"NATS/1.0\r\n" + ours.encode()
+            return header[:-2] + f"{self._lines}{ours}".encode()
+        return f"{self.first_lines}{ours}".encode()
 
     # Read-after-write.
 
@@ -575,31 +624,44 @@ class DirectBatch:
         self._advance()
 
     def _encode(self, records: list[Record], sid: bytes) -> tuple[list[bytes], int]:
-        """A chunk as frames for one subscription, and how many messages `max_bytes` allowed. Hot: 0.6 µs a message."""
+        """A chunk as frames for one subscription, and how many messages `max_bytes` allowed. Hot."""
         reply = self._reply.encode()
         lead = f"HMSG {self._reply} {sid.decode()} "
-        first = f"NATS/1.0\r\n{self._peer.lines}"
+        first = self._peer.first_lines
         frames: list[bytes] = []
-        add = frames.append
         last, pending, left = self._last, self._pending, self._bytes
+        last_text = str(last)
         middle, stamped = "", -1
+        # Messages of one stream are mostly alike: the sizes in the line are written anew only when they change.
+        fixed = size = total = -1
+        sizes = ""
         count = 0
         for seq, time, subject, header, payload in records:
-            pending -= pending > 0
+            if pending > 0:
+                pending -= 1
             if header or self._plain:
                 block = self._block(Record(seq, time, subject, header, payload), pending, last)
-                add(hmsg(reply, sid, block, payload) if block else msg(reply, sid, payload))
+                frames.append(hmsg(reply, sid, block, payload) if block else msg(reply, sid, payload))
+                last_text = str(seq)
             else:
                 if time != stamped:  # what arrived in one turn was stored at one time
                     middle = f"\r\nNats-Time-Stamp: {format_time(time)}\r\nNats-Num-Pending: "
+                    fixed = len(f"{first}\r\nNats-Sequence: {middle}\r\nNats-Last-Sequence: \r\n\r\n".encode())
                     stamped = time
+                seq_text, pending_text = str(seq), str(pending)
+                named = len(subject) if subject.isascii() else len(subject.encode())
+                head = fixed + named + len(seq_text) + len(pending_text) + len(last_text)
+                if head != size or head + len(payload) != total:
+                    size, total = head, head + len(payload)
+                    sizes = f"{lead}{size} {total}\r\n{first}"
                 text = (
-                    f"{first}{subject}\r\nNats-Sequence: {seq}{middle}{pending}\r\nNats-Last-Sequence: {last}\r\n\r\n"
+                    f"{sizes}{subject}\r\nNats-Sequence: {seq_text}{middle}{pending_text}"
+                    f"\r\nNats-Last-Sequence: {last_text}\r\n\r\n"
                 )
-                size = len(text) if text.isascii() else len(text.encode())
-                add(f"{lead}{size} {size + len(payload)}\r\n{text}".encode())
-                add(payload)
-                add(b"\r\n")
+                frames.append(text.encode())
+                frames.append(payload)
+                frames.append(b"\r\n")
+                last_text = seq_text
             last = seq
             count += 1
             left -= len(subject) + len(header) + len(payload)

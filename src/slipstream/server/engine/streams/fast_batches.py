@@ -9,7 +9,7 @@ rejection unless it allows gaps. Acknowledgements wait in the journal: a number 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from slipstream.api import encode_json
 from slipstream.errors import ApiError, ErrorCode, StoreError, StreamStoreFailedError
@@ -18,7 +18,7 @@ from slipstream.server.engine.streams.atomic_batches import MAX_ID, TIMEOUT, Bat
 from slipstream.server.engine.streams.publish_headers import is_number
 from slipstream.server.engine.timers import Timer, Timers
 
-SUFFIX = ".$FI"
+SUFFIX: Final = ".$FI"
 START, APPEND, COMMIT, END, PING = range(5)
 MAX_OPEN = 1_000  # of one stream
 MAX_OPEN_TOTAL = 50_000
