@@ -25,7 +25,7 @@ from slipstream.server.store.lmdb.log import LmdbLog
 from slipstream.server.store.lmdb.pages import PageFile
 from slipstream.server.store.lmdb.records import CorruptMessageError, decode, seal
 from slipstream.server.store.lmdb.salvage import Survey
-from slipstream.server.store.lmdb.segments import Tuning
+from slipstream.server.store.lmdb.segments import RowCache, Tuning
 from slipstream.server.store.lmdb.store import LmdbStore
 
 TINY = Tuning(segment=8, slice=6, dirty=4, journal=12, cache=3, probe=4, page=3)
@@ -808,4 +808,56 @@ def test_names_are_sorted_in_pieces(count: int, is_ordered: bool) -> None:
 def test_more_rows_are_kept_for_a_flush_where_there_are_many_subjects() -> None:
     tuning = Tuning(dirty=100, cache=50)
     assert [tuning.flush_at(subjects) for subjects in (0, 400, 1_000, 10_000_000)] == [100, 100, 250, 400]
-    assert [tuning.cached(subjects) for subjects in (0, 200, 1_000, 10_000_000)] == [50, 50, 250, 400]
+    assert [tuning.cached(subjects) for subjects in (0, 200, 1_000, 10_000_000)] == [50, 200, 1_000, 1_600]
+
+
+def test_rows_in_memory_are_counted_wherever_they_are_kept() -> None:
+    cache = RowCache()
+    for n in range(100):
+        cache.keep(f"s.{n}", (1, n, n))
+        cache.keep(f"s.{n}", (2, n, n))
+    assert len(cache) == 100
+    assert cache.replace("s.7", (3, 7, 9))
+    assert not cache.replace("s.100", (1, 1, 1))
+    assert cache.get("s.7") == (3, 7, 9)
+    assert cache.get("s.100") is None
+    for n in range(50):
+        cache.forget(f"s.{n}")
+        cache.forget(f"s.{n}")
+    assert len(cache) == 50
+    assert cache.get("s.7") is None
+
+
+@pytest.mark.parametrize("moved", [2, 6, 300])
+def test_a_scan_takes_no_message_for_another_one(path: Path, moved: int) -> None:
+    """It does not read the keys of messages that come without a gap: a checksum covers the key."""
+    store = LmdbStore(path)
+    fill(store.create("S", b""), 600)
+    carry(store)
+    store.close()
+    values = [value for _, value in tables(path)[b"messages"]]
+    file = path / "data.mdb"
+    file.write_bytes(file.read_bytes().replace(values[moved - 1], values[moved]))  # sound, under another key
+    store = LmdbStore(path)
+    log = store.log("S")
+    assert [record.seq for record in log.scan("", 1, limit=600)] == list(range(1, moved))
+    with pytest.raises(CorruptRecordError):
+        log.scan("", moved, limit=600)
+    assert [record.seq for record in log.scan("", moved + 1, limit=600)] == list(range(moved + 1, 601))
+    store.close()
+
+
+def test_a_scan_goes_on_behind_gaps_and_ends_before_another_stream(store: LmdbStore) -> None:
+    log, other = store.create("S", b""), store.create("T", b"")
+    fill(log, 700)
+    fill(other, 5)
+    carry(store)
+    gone = {1, 2, 250, 255, 256, 257, 400, 511, 512, 699}
+    for seq in gone:
+        log.remove(seq)
+    carry(store)
+    left = [seq for seq in range(1, 701) if seq not in gone]
+    assert [record.seq for record in log.scan("", 1, limit=1_000)] == left
+    assert [record.seq for record in log.scan("", 254, limit=3)] == [254, 258, 259]
+    assert all(record.payload == b"%d" % (record.seq - 1) for record in log.scan("", 1, limit=1_000))
+    assert [record.seq for record in other.scan("", 1, limit=1_000)] == [1, 2, 3, 4, 5]

@@ -127,18 +127,20 @@ class FlushJob:
 
     def _write(self, env: Environment, prefix: bytes, part: list[str]) -> None:
         rows, newer = self._base.dirty, self._log.sealed.sealed_rows if self._log.sealed is not None else {}
-        puts, gone, change = [], [], 0
+        puts: list[tuple[bytes, bytes]] = []
+        gone: list[bytes] = []
+        change = 0
         with env.write.cursor(db=env.subjects) as cursor:
             for subject in part:
                 row = newer.get(subject) or rows[subject]
-                key, value = pack_row(prefix, subject, row)
+                key, value, its_weight = pack_row(prefix, subject, row)
                 if cursor.set_key(key):  # in order: mostly on the page of the one before
                     change -= weight(key, cursor.value())
                     if not row[0]:
                         gone.append(key)
                 if row[0]:
                     puts.append((key, value))
-                    change += weight(key, value)
+                    change += its_weight
             for key in gone:
                 env.write.delete(key, db=env.subjects)
             cursor.putmulti(puts)
@@ -172,14 +174,15 @@ class SealJob:
             if isinstance(names, int):
                 yield names
                 continue
-            puts, named, total = [], 0, 0
+            puts: list[tuple[bytes, bytes]] = []
+            named = total = 0
             for subject in names:
                 seqs = part.get(subject)
                 if seqs:
                     named += len(seqs)
-                    entry = pack_entry(prefix, subject, start, seqs)
-                    total += weight(*entry)
-                    puts.append(entry)
+                    key, value, its_weight = pack_entry(prefix, subject, start, seqs)
+                    total += its_weight
+                    puts.append((key, value))
             self._named += named
             self._sum += total
             with env.write.cursor(db=env.index) as cursor:

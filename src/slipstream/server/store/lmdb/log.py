@@ -126,7 +126,7 @@ class LmdbLog(LogReader):
         seq = self._last_seq + 1
         name = subject.encode()
         key = _key(self._sid, seq)
-        body = b"%b%b%b%b" % (_pack_head(time, len(name), len(header)), name, header, payload)
+        body = b"".join((_pack_head(time, len(name), len(header)), name, header, payload))
         row = delta.rows.get(subject)
         if row is None:
             row = self._own_row(delta, subject)
@@ -346,7 +346,12 @@ class LmdbLog(LogReader):
                 if known is None and (older is None or not older.fresh):
                     known = base.dirty.get(subject) or base.clean.get(subject)
                     known = known or stored_row(self._env, base, subject)
-            row = delta.rows[subject] = MutableRow(*known) if known is not None else MutableRow(0, 0, 0)
+            if known is None:
+                row = MutableRow(0, 0, 0)
+            else:
+                count, first, last = known
+                row = MutableRow(count, first, last)
+            delta.rows[subject] = row
         return row
 
     def _own_segment(self, delta: Delta, number: int) -> Segment:

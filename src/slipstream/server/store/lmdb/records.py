@@ -32,8 +32,10 @@ LONG = 400
 _LONG_MARK = b"\xff"
 _LONG_SIZE = LONG + 1 + 20
 
+_ONE: Final = 1 << 32
 _new = tuple.__new__
 _head = HEAD.unpack_from
+_pack_row: Final = ROW.pack
 
 
 class CorruptMessageError(CorruptRecordError):
@@ -61,13 +63,24 @@ def seal(key: bytes, body: bytes) -> bytes:
     return body + crc32(body, crc32(key)).to_bytes(4, "little")
 
 
+def crc32_table() -> list[int]:
+    """What one byte more does to a CRC-32: for code that knows all of a key but its last byte already."""
+    table = []
+    for byte in range(256):
+        step = byte
+        for _ in range(8):
+            step = step >> 1 ^ (0xEDB88320 if step & 1 else 0)
+        table.append(step)
+    return table
+
+
 def is_sound(key: bytes | memoryview, value: bytes | memoryview) -> bool:
     return crc32(value, crc32(key)) == RESIDUE
 
 
 def weight(key: bytes, value: bytes) -> int:
     """What an entry adds to the sum of its table: its checksum mixed with its key, and that it is there."""
-    return crc32(key) ^ int.from_bytes(value[-4:], "little") | 1 << 32
+    return crc32(key) ^ int.from_bytes(value[-4:], "little") | _ONE
 
 
 def body_of(key: bytes, value: bytes, what: str) -> bytes:
@@ -150,13 +163,17 @@ def _with_name(name: bytes, subject: str, body: bytes) -> bytes:
     return len(full).to_bytes(4, "little") + full + body
 
 
-def pack_row(prefix: bytes, subject: str, row: Row) -> tuple[bytes, bytes]:
+def pack_row(prefix: bytes, subject: str, row: Row) -> tuple[bytes, bytes, int]:
+    """Key, value and weight of a row."""
+    count, first, last = row
     name = subject_key(subject)
     key = prefix + name
-    body = ROW.pack(*row)
+    body = _pack_row(count, first, last)
     if len(name) == _LONG_SIZE:
         body = _with_name(name, subject, body)
-    return key, body + crc32(body, crc32(key)).to_bytes(4, "little")
+    key_crc: int = crc32(key)
+    crc: int = crc32(body, key_crc)
+    return key, body + crc.to_bytes(4, "little"), key_crc ^ crc | _ONE
 
 
 def unpack_row(key: bytes, value: bytes) -> tuple[str, Row] | None:
@@ -172,8 +189,8 @@ def unpack_row(key: bytes, value: bytes) -> tuple[str, Row] | None:
         return None
 
 
-def pack_entry(prefix: bytes, subject: str, start: int, seqs: Sequence[int]) -> tuple[bytes, bytes]:
-    """The index entry of one subject in the segment that begins at `start`."""
+def pack_entry(prefix: bytes, subject: str, start: int, seqs: Sequence[int]) -> tuple[bytes, bytes, int]:
+    """Key, value and weight of the index entry of one subject in the segment that begins at `start`."""
     name = subject_key(subject)
     key = prefix + name
     if len(seqs) == 1:  # most of them, where there are many
@@ -182,7 +199,9 @@ def pack_entry(prefix: bytes, subject: str, start: int, seqs: Sequence[int]) -> 
         body = pack(f"<{len(seqs)}H", *(seq - start for seq in seqs))
     if len(name) == _LONG_SIZE:
         body = _with_name(name, subject, body)
-    return key, body + crc32(body, crc32(key)).to_bytes(4, "little")
+    key_crc: int = crc32(key)
+    crc: int = crc32(body, key_crc)
+    return key, body + crc.to_bytes(4, "little"), key_crc ^ crc | _ONE
 
 
 def unpack_entry(key: bytes, value: bytes) -> tuple[str, tuple[int, ...]] | None:
@@ -199,6 +218,7 @@ def unpack_entry(key: bytes, value: bytes) -> tuple[str, tuple[int, ...]] | None
 # The journal: rows as they were at the end of a group, a page's worth at a time.
 
 _JOURNAL_ROW = Struct("<QQQI")
+_pack_journal_row: Final = _JOURNAL_ROW.pack
 _JOURNAL_SIZE = 1800  # a larger value would need pages of its own, in one piece
 
 
@@ -207,8 +227,10 @@ def pack_journal(rows: Iterable[tuple[str, Row]]) -> Iterator[bytes]:
     parts: list[bytes] = []
     size = 0
     for subject, row in rows:
+        count, first, last = row
         name = subject.encode()
-        parts += (_JOURNAL_ROW.pack(*row, len(name)), name)
+        parts.append(_pack_journal_row(count, first, last, len(name)))
+        parts.append(name)
         size += 28 + len(name)
         if size > _JOURNAL_SIZE:
             yield b"".join(parts)
