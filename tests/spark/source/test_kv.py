@@ -203,6 +203,29 @@ class TestReading:
         assert feed.run(maxMessagesPerTrigger=1) == [("a", b"10", 15), ("b", b"10", 16)]
         assert feed.run() == []
 
+    def test_as_a_change_feed_whose_batch_is_repeated_after_entries_were_dropped(
+        self, any_server: str, fresh: str, js: BlockingJetStream, request: pytest.FixtureRequest
+    ) -> None:
+        """What is left stays in its partition: a sink that has written one writes nothing for it again."""
+        kv = js.create_key_value(BucketConfig(bucket=fresh))
+        for n in range(6):
+            kv.put(f"k{n}", b"1")
+        options = {"path": fresh, "servers": any_server, "pollInterval": "0.000001", "partitions": "3"}
+        reader = KeyValueDataSource(options).streamReader(KeyValueDataSource(options).schema())
+        assert isinstance(reader, FeedReader)
+        request.addfinalizer(reader.stop)
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ReadAllAvailable())
+
+        def read() -> list[list[int]]:
+            parts = reader.partitions(start, end)
+            return [[row["revision"] for batch in reader.read(one) for row in batch.to_pylist()] for one in parts]
+
+        assert read() == [[1, 2], [3, 4], [5, 6]]
+        for n in range(3):
+            kv.put(f"k{n}", b"2")
+        assert read() == [[], [4], [5, 6]]
+
     def test_as_a_change_feed_of_keys_that_change_while_it_reads(
         self, any_server: str, fresh: str, js: BlockingJetStream, request: pytest.FixtureRequest
     ) -> None:

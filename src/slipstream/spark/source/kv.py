@@ -279,7 +279,7 @@ class FeedReader(StreamReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         with self._fixed_info(self._info()) as info:
-            return super().partitions(_after_dropped(start, info), end)
+            return self._partitions(_after_dropped(start, info), end, begin=offset_of(start).seq + 1)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from slipstream.spark.source import kv_rows
@@ -287,6 +287,8 @@ class FeedReader(StreamReader):
         if not isinstance(partition, RangePartition):
             return
         options = self._options
+        if partition.part.start > partition.part.end:  # it was all dropped
+            return
         with RetryingConnection(options.connection, os.environ) as server:
             read = partial(read_resuming, server, options.stream, partition.part)
             yield from kv_rows.feed(read_filtered(read, options.subjects), self._prefix, self._columns)

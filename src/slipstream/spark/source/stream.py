@@ -283,12 +283,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return round(max(time.time() - min(times) / 1e9, 0.0), 3) if times else 0.0
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        return self._partitions(start, end, begin=offset_of(start).seq + 1)
+
+    def _partitions(self, start: dict[str, Any], end: dict[str, Any], *, begin: int) -> list[InputPartition]:
+        """The batch begins at `begin`, and what there is of it behind `start`."""
         info = self._info()
         fail = self._options.fail_on_data_loss
         part = plan.stream_range(offset_of(start), offset_of(end), info, fail=fail)
         if offset_of(end).created != created_of(info):  # the stream was recreated since, and the user accepts the loss
             _skipped(self._options.stream)(plan.Range(offset_of(start).seq + 1, offset_of(end).seq))
-        return partitions_of(self._options, part, created_of(info))
+        is_same = offset_of(start).created == created_of(info)
+        return partitions_of(self._options, part, created_of(info), begin=begin if is_same else 0)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_range(self._options, self._columns, partition)
@@ -366,10 +371,13 @@ def find_time(stream: Stream, info: StreamInfo, time: int) -> int:
     return plan.find_time(time, plan.first_seq(info), last, probe)
 
 
-def partitions_of(options: SourceOptions, part: plan.Range, created: str) -> list[InputPartition]:
-    """One partition per range."""
-    parts = plan.split(part.start, part.end, partitions=options.partitions)
-    return [RangePartition(one, created) for one in parts]
+def partitions_of(options: SourceOptions, part: plan.Range, created: str, *, begin: int = 0) -> list[InputPartition]:
+    """One partition per range. With `begin`, where the batch began when it was planned first: what was removed since
+    moves no message to another partition, by whose number a sink knows what it has written."""
+    if part.start > part.end:
+        return []
+    parts = plan.split(begin or part.start, part.end, partitions=options.partitions)
+    return [RangePartition(plan.Range(max(one.start, part.start), one.end), created) for one in parts]
 
 
 def read_range(options: SourceOptions, columns: tuple[str, ...], partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -379,6 +387,8 @@ def read_range(options: SourceOptions, columns: tuple[str, ...], partition: Inpu
     if not isinstance(partition, RangePartition):  # Spark passes an empty one where we have none
         return
     part, wire_parts = partition.part, reduce(or_, (PARTS[name] for name in columns), Part.NOTHING)
+    if part.start > part.end:  # it was all removed
+        return
     with RetryingConnection(options.connection, os.environ) as server:
         completeness = plan.RangeCompleteness(part, filtered=bool(options.subjects))
         read = partial(read_resuming, server, options.stream, part)
