@@ -265,8 +265,10 @@ async def run(seed: int, storage: str, folder: Path, *, count: int) -> Counter[s
     rng = random.Random(seed)
     many = rng.choice((20, 200, 200, 1_100))
     names = [f"m.{rng.choice('ab')}.{n}" for n in range(many)]
-    small = {"max_pending_bytes": 1 << 18, "max_payload": 1 << 16}  # answers are sent in pieces of 64 kB
-    server = Server(data_dir=folder / f"data{seed}", **small) if storage == "file" else Server(**small)
+    folder = folder / f"data{seed}"
+    server = Server(  # answers are sent in pieces of 64 kB
+        data_dir=folder if storage == "file" else None, max_pending_bytes=1 << 18, max_payload=1 << 16
+    )
     async with server, connect(server.url) as nc:
         trial = Trial(server, nc.jetstream(timeout=30), rng, names)
         await trial.prepare()
