@@ -632,7 +632,7 @@ class DirectBatch:
         last, pending, left = self._last, self._pending, self._bytes
         last_text = str(last)
         middle, stamped = "", -1
-        # Messages of one stream are mostly alike: the sizes in the line are written anew only when they change.
+        # Messages of one stream tend to be alike: the sizes in the line are formatted only when they change.
         fixed = size = total = -1
         sizes = ""
         count = 0
