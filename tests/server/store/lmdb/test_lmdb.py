@@ -25,7 +25,7 @@ from slipstream.server.store.lmdb.log import LmdbLog
 from slipstream.server.store.lmdb.pages import PageFile
 from slipstream.server.store.lmdb.records import CorruptMessageError, decode, seal
 from slipstream.server.store.lmdb.salvage import Survey
-from slipstream.server.store.lmdb.segments import RowCache, Tuning
+from slipstream.server.store.lmdb.segments import Tuning
 from slipstream.server.store.lmdb.store import LmdbStore
 
 TINY = Tuning(segment=8, slice=6, dirty=4, journal=12, cache=3, probe=4, page=3)
@@ -808,24 +808,7 @@ def test_names_are_sorted_in_pieces(count: int, is_ordered: bool) -> None:
 def test_more_rows_are_kept_for_a_flush_where_there_are_many_subjects() -> None:
     tuning = Tuning(dirty=100, cache=50)
     assert [tuning.flush_at(subjects) for subjects in (0, 400, 1_000, 10_000_000)] == [100, 100, 250, 400]
-    assert [tuning.cached(subjects) for subjects in (0, 200, 1_000, 10_000_000)] == [50, 200, 1_000, 1_600]
-
-
-def test_rows_in_memory_are_counted_wherever_they_are_kept() -> None:
-    cache = RowCache()
-    for n in range(100):
-        cache.keep(f"s.{n}", (1, n, n))
-        cache.keep(f"s.{n}", (2, n, n))
-    assert len(cache) == 100
-    assert cache.replace("s.7", (3, 7, 9))
-    assert not cache.replace("s.100", (1, 1, 1))
-    assert cache.get("s.7") == (3, 7, 9)
-    assert cache.get("s.100") is None
-    for n in range(50):
-        cache.forget(f"s.{n}")
-        cache.forget(f"s.{n}")
-    assert len(cache) == 50
-    assert cache.get("s.7") is None
+    assert [tuning.cached(subjects) for subjects in (0, 200, 1_000, 10_000_000)] == [50, 50, 250, 400]
 
 
 @pytest.mark.parametrize("moved", [2, 6, 300])

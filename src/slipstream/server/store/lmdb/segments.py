@@ -28,9 +28,7 @@ class Tuning(NamedTuple):
     slice: int = 1_000  # units of work in one `write_some`, one sweep
     dirty: int = 65_536  # changed subject rows that start a flush; more with many subjects (`flush_at`)
     journal: int = 131_072  # journaled rows that start a flush: what a crash leaves to be read
-    cache: int = (
-        32_768  # subject rows to keep in memory after a flush; as many as there are subjects, up to 32 times that
-    )
+    cache: int = 32_768  # subject rows to keep in memory after a flush; more with many subjects
     probe: int = 512  # messages that a filtered scan looks at before it asks whether the index would be quicker
     page: int = 4_096  # subjects to list at once
 
@@ -42,14 +40,11 @@ class Tuning(NamedTuple):
         return max(self.dirty, min(subjects // 4, 4 * self.dirty))
 
     def cached(self, subjects: int) -> int:
-        """How many rows stay in memory after a flush. One that does not costs the next publish a search of the table, a
-        fifth of what the publish costs the store; one that does some 250 bytes."""
-        return max(self.cache, min(subjects, 32 * self.cache))
+        """How many rows stay in memory after a flush."""
+        return max(self.cache, min(subjects // 4, 8 * self.cache))
 
 
 COUNTED: Final = 1 << 44  # a block has 4,096 messages at most, so their checksums add up to less
-
-_PARTS: Final = 16
 
 Row = tuple[int, int, int]  # of a subject: number of messages; none is older than this one; none is younger
 Tail = dict[int, dict[str, Sequence[int]]]  # segment -> subject -> sequences, ascending
@@ -163,43 +158,6 @@ class Delta:
         return row.seqs if row is not None else self.tail.get(segment, {}).get(subject, [])
 
 
-class RowCache:
-    """Rows that the disk has, by subject: in several dicts, since a dict that grows is copied in one go, and one of a
-    million rows takes longer than a turn of the loop may."""
-
-    __slots__ = ("_parts", "_size")
-
-    def __init__(self) -> None:
-        self._parts: list[dict[str, Row]] = [{} for _ in range(_PARTS)]
-        self._size = 0
-
-    def __len__(self) -> int:
-        return self._size
-
-    def get(self, subject: str) -> Row | None:
-        return self._parts[hash(subject) % _PARTS].get(subject)
-
-    def replace(self, subject: str, row: Row) -> bool:
-        """Keep another row of a subject that has one; False if it has none."""
-        part = self._parts[hash(subject) % _PARTS]
-        if subject not in part:
-            return False
-        part[subject] = row
-        return True
-
-    def keep(self, subject: str, row: Row) -> None:
-        part = self._parts[hash(subject) % _PARTS]
-        self._size -= len(part)
-        part[subject] = row
-        self._size += len(part)
-
-    def forget(self, subject: str) -> None:
-        part = self._parts[hash(subject) % _PARTS]
-        self._size -= len(part)
-        part.pop(subject, None)
-        self._size += len(part)
-
-
 class Base:
     """A log as of the last commit. What it has many of are tuples of numbers: garbage collection passes over them."""
 
@@ -212,7 +170,7 @@ class Base:
         self.state: LogState = LogState()
         self.swept: int = 1
         self.dirty: dict[str, Row] = {}  # rows that the disk has not
-        self.clean: RowCache = RowCache()  # some that it has
+        self.clean: dict[str, Row] = {}  # some that it has
         self.segments: dict[int, Segment] = {}  # those with messages, ascending
         self.indexed: dict[int, int] = {}  # segments with an index on the disk -> how many messages it names
         self.index_sums: dict[int, int] = {}  # of those whose entries were not compared with it yet
@@ -257,8 +215,8 @@ class Base:
         """Keep better bounds of a subject that is in memory anyway."""
         if subject in self.dirty:
             self.dirty[subject] = row
-        else:
-            self.clean.replace(subject, row)
+        elif subject in self.clean:
+            self.clean[subject] = row
 
     def merge(self, delta: Delta) -> None:
         """Take over what a group changed; it was committed."""
@@ -313,14 +271,14 @@ class Base:
     def flushed(self, subjects: Iterable[str], cache: int) -> None:
         """The disk has these rows now; up to `cache` rows stay in memory."""
         dirty, clean = self.dirty, self.clean
+        free = cache - len(clean)
         for subject in subjects:
             row = dirty.pop(subject)
-            if not row[0]:
-                clean.forget(subject)
-            elif len(clean) < cache:
-                clean.keep(subject, row)
+            if row[0] and (free > 0 or subject in clean):
+                clean[subject] = row
+                free -= 1
             else:
-                clean.replace(subject, row)
+                clean.pop(subject, None)
 
     def sealable(self) -> list[int]:
         """Segments that are full and have no index yet."""

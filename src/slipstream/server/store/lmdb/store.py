@@ -87,7 +87,7 @@ from slipstream.server.store.lmdb.records import (
     unpack_stream,
 )
 from slipstream.server.store.lmdb.scrub import Scrubber
-from slipstream.server.store.lmdb.segments import Base, Delta, RowCache, Segment, Tuning
+from slipstream.server.store.lmdb.segments import Base, Delta, Segment, Tuning
 
 _FORMAT = 2
 META_RECORD = Struct("<III")  # format, size of a segment, next stream id
@@ -517,9 +517,9 @@ class LmdbStore:
     def _save_memory(self) -> None:
         """Bound the memory of all streams together to a small multiple of what one may hold."""
         logs, tuning = list(self._streams.values()), self.tuning
-        if sum(len(log.base.clean) for log in logs) > 32 * tuning.cache:
+        if sum(len(log.base.clean) for log in logs) > 8 * tuning.cache:
             for log in logs:
-                log.base.clean = RowCache()
+                log.base.clean = {}
         if sum(log.base.journaled for log in logs) > 4 * tuning.journal:
             largest = max(logs, key=lambda log: log.base.journaled)
             if not largest.base.flushing:
