@@ -142,6 +142,7 @@ IO_EXCEPTIONS = {
         "time",
     },  # secrets in the environment; when an idle stream was last asked
     "slipstream/spark/session.py": {"os"},
+    "slipstream/spark/worker_start/sitecustomize.py": {"os"},
     "slipstream/spark/retries.py": {"time"},  # a pause before a server is tried again
     "slipstream/spark/source/kv.py": {"os"},
     "slipstream/spark/source/kv_snapshots.py": {"os", "pathlib", "uuid"},
@@ -160,6 +161,7 @@ IO_EXCEPTIONS = {
     "slipstream/spark/pipelines/lag.py": {"time"},  # the age of a message
     "slipstream/spark/pipelines/lock.py": {"os", "pathlib", "time"},
     "slipstream/spark/pipelines/connection.py": {"os", "pathlib"},
+    "slipstream/spark/pipelines/preparation.py": {"threading"},  # in the background
     "slipstream/spark/pipelines/reader.py": {"os", "pathlib"},
     "slipstream/spark/pipelines/reset.py": {"pathlib"},
     "slipstream/spark/pipelines/runner.py": {"os", "signal", "threading", "time"},

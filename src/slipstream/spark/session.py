@@ -24,7 +24,12 @@ def session(
     listens on the loopback interface only, and neither warnings nor progress bars are printed unless `verbose` is set.
     Settings of the environment or `conf` take precedence.
     """
-    from slipstream.spark.pipelines.spark_session import find_java, silence_context_loggers, use_archive
+    from slipstream.spark.pipelines.spark_session import (
+        compiled_workers,
+        find_java,
+        silence_context_loggers,
+        use_archive,
+    )
 
     with needed_by("Spark", "spark"):
         from pyspark.sql import SparkSession
@@ -42,4 +47,5 @@ def session(
         silence_context_loggers()
     for key, value in (conf or {}).items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    with compiled_workers():
+        return builder.getOrCreate()

@@ -8,11 +8,14 @@ import re
 import shutil
 import sys
 import warnings
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipstream.errors import UsageError
+from slipstream.spark import worker_start
 from slipstream.spark.pipelines.model import Pipeline
 from slipstream.spark.pipelines.state import WAREHOUSE, StateFolder
 
@@ -26,6 +29,11 @@ CHECKPOINT_FILES = "spark.sql.streaming.checkpointFileManagerClass"
 # Hadoop's FileContext runs nine processes (chmod, stat, readlink) for each file that it writes atomically on a local
 # disk, its FileSystem two: 31 and 10 ms of CPU. A micro-batch writes at least four files.
 _DIRECT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+# Of files of state: on a local disk Hadoop keeps a checksum of every file already, in a file of its own like this one.
+_SECOND_CHECKSUMS = "spark.sql.streaming.checkpoint.fileChecksum.enabled"
+_CHEAP_PROCESSES = "-Djdk.lang.Process.launchMechanism=VFORK"  # without a helper process in between
+_DAEMON = "spark.python.daemon.module"
+MAX_PARTITIONS = 4
 JVM_OPTIONS = "SPARK_SUBMIT_OPTS"  # the variable from which Spark's launcher takes options of the JVM
 _LOGS = """
 rootLogger.level = error
@@ -77,14 +85,16 @@ def start_spark(pipeline: Pipeline, master: str, state: StateFolder, *, verbose:
         "spark.ui.enabled": "true" if pipeline.ui else "false",
         "spark.ui.port": pipeline.ui or "4040",
         "spark.ui.showConsoleProgress": "false",
-        "spark.sql.shuffle.partitions": "4",
+        "spark.sql.shuffle.partitions": str(shuffle_partitions(master)),
         WAREHOUSE: str(state.warehouse),
         "spark.sql.streaming.metricsEnabled": "false",
         CHECKPOINT_FILES: _DIRECT_FILES,
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logs}",
+        _SECOND_CHECKSUMS: "false",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logs} {_CHEAP_PROCESSES}",
     }
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        conf[_DAEMON] = "slipstream.spark.worker_start.daemon"
     if re.fullmatch(r"local\[[\d*]+\]", master):
         master = f"{master[:-1]},{TASK_ATTEMPTS}]"  # as on a cluster: a task that fails is retried
     settings = SparkConf().setMaster(master).setAll([*{**conf, **pipeline.conf}.items()])
@@ -92,7 +102,9 @@ def start_spark(pipeline: Pipeline, master: str, state: StateFolder, *, verbose:
     # would raise KeyboardInterrupt anywhere instead of stopping the run in order. The session must be this thread's.
     try:
         with ThreadPoolExecutor(1) as starter:
-            starter.submit(_start_context, settings, None if verbose else state.spark_log).result()
+            starting = starter.submit(_start_context, settings, None if verbose else state.spark_log)
+            _import_meanwhile()
+            starting.result()
         if not verbose:
             silence_context_loggers()
         return SparkSession.builder.getOrCreate()
@@ -101,15 +113,40 @@ def start_spark(pipeline: Pipeline, master: str, state: StateFolder, *, verbose:
         raise UsageError(f"Spark did not start with master {master!r}: {spark_message(error)}{more}") from error
 
 
+def shuffle_partitions(master: str) -> int:
+    """How many partitions an aggregate has: each has state of its own, to be read and committed by each micro-batch.
+    More of them than cores cost time, and give none. A query keeps the number that it was started with."""
+    found = re.fullmatch(r"local(?:\[(\d+|\*)[^]]*\])?", master)
+    if found is None:
+        return MAX_PARTITIONS
+    cores = (os.cpu_count() or 1) if found[1] == "*" else int(found[1] or 1)
+    return max(min(cores, MAX_PARTITIONS), 1)
+
+
+def _import_meanwhile() -> None:
+    """Import what the driver needs once Spark is up: most of the time that a JVM takes to start, a core is idle."""
+    from pyspark.sql.pandas.utils import require_minimum_pandas_version
+
+    import slipstream.spark.pipelines.build
+    import slipstream.spark.pipelines.checks.deep
+    import slipstream.spark.pipelines.fan_out.sharing
+    import slipstream.spark.sink.kv
+    import slipstream.spark.sink.stream  # noqa: F401
+
+    with suppress(ImportError):  # as Spark says itself, where it matters
+        require_minimum_pandas_version()
+
+
 def _start_context(settings: SparkConf, log: Path | None) -> None:
     """Start the JVM, with its stderr in a file if one is named, and Spark in it."""
     from pyspark import SparkContext
     from pyspark.java_gateway import launch_gateway
 
     if log is None or SparkContext._gateway is not None:  # a JVM that a program has started is left as it is
-        SparkContext.getOrCreate(settings)
+        with compiled_workers():
+            SparkContext.getOrCreate(settings)
         return
-    with log.open("wb") as file:
+    with log.open("wb") as file, compiled_workers():
         gateway = launch_gateway(settings, {"stderr": file})  # type: ignore[no-untyped-call]
     SparkContext(conf=settings, gateway=gateway)
 
@@ -128,6 +165,21 @@ def use_archive() -> None:
     if "ArchiveFile" in options or "ArchiveClasses" in options or not (path := archive_path()).is_file():
         return
     os.environ[JVM_OPTIONS] = f"{options} -XX:SharedArchiveFile={path} -Xlog:cds=off -Xlog:cds+dynamic=off".strip()
+
+
+@contextmanager
+def compiled_workers() -> Iterator[None]:
+    """The Python processes of a JVM that is started meanwhile import pyspark compiled, which Python has stored with the
+    package, and not from a zip file of its sources."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([*worker_start.__path__, *([before] if before else [])])
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 def silence_context_loggers() -> None:
