@@ -24,7 +24,7 @@ JETSTREAM_KV = "jetstream_kv"
 
 STREAM_COLUMNS = ("subject", "sequence", "timestamp", "timestamp_ns", "headers", "data")
 NO_CONNECTION = Connection()
-DEFAULT_POLL = 0.1
+DEFAULT_POLL = 0.02  # seconds
 DEFAULT_IN_FLIGHT = 4096
 DEFAULT_PROGRESS = "slipstream-progress"
 

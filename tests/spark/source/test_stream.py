@@ -9,16 +9,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
+from unittest import mock
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.datasource import ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from slipstream import BlockingJetStream, BucketConfig, StreamConfig, connect_blocking
 from slipstream.api import format_time
+from slipstream.errors import AuthorizationError
 from slipstream.spark.source.pushdown import SLACK
-from slipstream.spark.source.stream import JetStreamDataSource
+from slipstream.spark.source.stream import JetStreamDataSource, StreamReader
 from slipstream.wire import Headers
 
 LETTERS = "abc"
@@ -525,6 +527,68 @@ def test_progress_names_the_stream_and_its_lag(
     assert reader.reportLatestOffset() == {**found, "lag_seconds": 0.0}
     reader.latestOffset(end, ReadMaxRows(4))
     assert reader.reportLatestOffset() == {**found, "lag_messages": 0, "lag_seconds": 0.0}
+
+
+def test_message_on_an_idle_stream_is_seen_before_its_info_is_due(
+    any_server: str, fresh: str, js: BlockingJetStream, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipstream.spark.source.stream._STATE_INTERVAL", 3600.0)
+    js.create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.>",), allow_direct=True))
+    js.publish(f"{fresh}.a", b"1")
+    source = JetStreamDataSource({"path": fresh, "servers": any_server, "pollInterval": "0.000001"})
+    reader = source.streamReader(source.schema())
+    assert isinstance(reader, StreamReader)
+    request.addfinalizer(reader.stop)
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    infos = mock.Mock(side_effect=reader._info)
+    monkeypatch.setattr(reader, "_info", infos)
+    for _ in range(20):
+        assert reader.latestOffset(end, ReadAllAvailable()) == end
+    infos.assert_not_called()
+    js.publish(f"{fresh}.b", b"2")
+    deadline = time.monotonic() + 30
+    while (found := reader.latestOffset(end, ReadAllAvailable())) == end:
+        assert time.monotonic() < deadline
+    assert found == {**end, "seq": 2}
+
+
+def test_rare_polls_stay_rare(
+    any_server: str, fresh: str, js: BlockingJetStream, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    js.create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.>",), allow_direct=True))
+    source = JetStreamDataSource({"path": fresh, "servers": any_server, "pollInterval": "3600"})
+    reader = source.streamReader(source.schema())
+    assert isinstance(reader, StreamReader)
+    request.addfinalizer(reader.stop)
+    start = reader.initialOffset()
+    assert reader.latestOffset(start, ReadAllAvailable()) == start
+    probe = mock.Mock(return_value=False)
+    monkeypatch.setattr(reader, "_has_message", probe)
+    js.publish(f"{fresh}.a", b"1")
+    for _ in range(5):
+        assert reader.latestOffset(start, ReadAllAvailable()) == start
+    probe.assert_not_called()
+
+
+def test_probe_that_fails_waits_for_the_info(
+    any_server: str, fresh: str, js: BlockingJetStream, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is wrong with it, e.g. a missing permission: the query sees the message with the next info."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AuthorizationError("no direct gets for you")
+
+    monkeypatch.setattr("slipstream.jetstream._sync.stream.Stream.get_next", refuse)
+    js.create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.>",), allow_direct=True))
+    source = JetStreamDataSource({"path": fresh, "servers": any_server, "pollInterval": "0.000001"})
+    reader = source.streamReader(source.schema())
+    request.addfinalizer(reader.stop)
+    start = reader.initialOffset()
+    assert reader.latestOffset(start, ReadAllAvailable()) == start
+    js.publish(f"{fresh}.a", b"1")
+    deadline = time.monotonic() + 30
+    while reader.latestOffset(start, ReadAllAvailable()) == start:
+        assert time.monotonic() < deadline
 
 
 @pytest.mark.parametrize("any_server", ["ours"], indirect=True)

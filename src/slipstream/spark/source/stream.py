@@ -89,6 +89,8 @@ PARTS = {
 _STORED_OPTIONS = "slipstream.options"
 _READ_ONLY = ("sequence", "timestamp", "timestamp_ns")  # columns that the server sets
 _CLOCK_SKEW = 60_000_000_000  # nanoseconds by which clocks may differ
+_STATE_INTERVAL = 0.1  # seconds between two requests for the info of an idle stream
+_PROBE_TIMEOUT = 1.0  # seconds
 _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 _log = logging.getLogger("slipstream.spark")
 
@@ -214,6 +216,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._end: Offset | None = None  # of the batch that was planned last
         self._server: RetryingConnection | None = None  # of the driver's copy
         self._polled: tuple[float, StreamInfo] | None = None
+        self._probed = 0.0
 
     def initialOffset(self) -> dict[str, Any]:
         options = self._options
@@ -303,15 +306,34 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._server.close()
 
     def _recent(self, start: Offset) -> StreamInfo:
-        """The stream's info; while the stream is idle it is requested once per poll interval only."""
+        """The stream's info. While the stream is idle, its leader is asked ten times a second; in between, the next
+        message is asked for, by a Direct Get that any replica answers."""
+        now = time.monotonic()
         if self._polled is not None:
             asked, info = self._polled
             is_idle = start.seq == info.state.last_seq and start.created == created_of(info)
-            if is_idle and time.monotonic() - asked < self._options.poll_interval:
+            is_recent = now - asked < max(self._options.poll_interval, _STATE_INTERVAL)
+            is_probed = now - self._probed < self._options.poll_interval
+            if is_idle and is_recent and (is_probed or not self._has_message(start.seq + 1)):
                 return info
         info = self._info()
         self._polled = time.monotonic(), info
+        self._probed = time.monotonic()
         return info
+
+    def _has_message(self, seq: int) -> bool:
+        """Whether the stream has a message at or after a sequence, as far as that can be told at once. What goes wrong
+        here is reported by the next request for the stream's info."""
+        timeout = min(self._options.connection.timeout, _PROBE_TIMEOUT)
+        if self._server is None:
+            return False
+        try:
+            self._server.jetstream().stream(self._options.stream).get_next(">", seq=seq, timeout=timeout)
+        except Error:
+            return False
+        finally:
+            self._probed = time.monotonic()
+        return True
 
     def _info(self) -> StreamInfo:
         return self._ask(inspect)
