@@ -150,7 +150,7 @@ def sink_settings(pipeline: Pipeline, output: Output, connection: Mapping[str, s
 
 def dead_letter_writer(frame: DataFrame, stream: str, connection: Mapping[str, str]) -> DataStreamWriter:
     """A writer of the records of a source that cannot be decoded."""
-    return counted(frame).writeStream.format(JETSTREAM).options(**connection).option("stream", stream)
+    return counted(frame).writeStream.foreachBatch(into_stream(stream, connection))
 
 
 def counted(rows: DataFrame) -> DataFrame:
@@ -240,10 +240,9 @@ def _bucket_writer(frame: DataFrame, output: Output, options: Mapping[str, str])
 
 
 def _stream_writer(frame: DataFrame, output: Output, options: Mapping[str, str]) -> DataStreamWriter:
-    rows = counted(output_rows(frame, output))
-    if output.mode == "update":  # Spark offers it to Python by foreachBatch only
-        return rows.writeStream.outputMode("update").foreachBatch(into_stream(output.target, options))
-    return rows.writeStream.format(JETSTREAM).options(**options).option("stream", output.target)
+    # In append mode the sink `jetstream` would do as well, but Spark runs two more Python processes for each batch.
+    write = into_stream(output.target, options)
+    return counted(output_rows(frame, output)).writeStream.outputMode(output.mode).foreachBatch(write)
 
 
 def decode(source: Source, raw: DataFrame, dead_letter: str) -> tuple[DataFrame, DataFrame]:

@@ -29,6 +29,7 @@ from slipstream.spark.pipelines.lag import lag_seconds, letter_counts
 from slipstream.spark.pipelines.model import Pipeline, PipelineError, check_master
 from slipstream.spark.pipelines.observe.events import Event, EventLog, late_rows, progress_details
 from slipstream.spark.pipelines.observe.metrics import metrics_endpoint, metrics_page
+from slipstream.spark.pipelines.observe.reports import reports_since
 from slipstream.spark.pipelines.spark_session import start_spark
 from slipstream.spark.pipelines.state import QueryState, StateFolder, lag_of, now_text
 
@@ -78,6 +79,7 @@ class RunningQuery:
         self.restart_at: float = 0.0
         self.is_failed = False
         self._seen: set[tuple[str, int, bool]] = set()
+        self._newest = ""  # of the reports that were read
         self._starts_until = 0.0
 
     def started(self, query: StreamingQuery) -> None:
@@ -111,7 +113,8 @@ class RunningQuery:
         """Add the batches that Spark has reported since the last call."""
         if self.query is None:
             return
-        for progress in self.query.recentProgress:
+        found, self._newest = reports_since(self.query, self._newest)
+        for progress in found:
             # An idle query reports the batch to come every ten seconds: that must not hide the batch itself.
             key = (progress["runId"], progress["batchId"], "addBatch" in (progress.get("durationMs") or ()))
             if key in self._seen:
@@ -269,9 +272,11 @@ class Runner:
         from slipstream.spark.pipelines.build import plan_queries  # imports pyspark: after its environment is set
         from slipstream.spark.pipelines.checks.deep import deep_mistakes
         from slipstream.spark.pipelines.fan_out.sharing import shared_reads
+        from slipstream.spark.pipelines.preparation import prepare
 
         try:
             if not self._stopping.is_set():  # a signal may arrive while Spark starts
+                prepare(spark, self._pipeline, connection)
                 if mistakes := [*report.mistakes, *deep_mistakes(spark, self._pipeline)]:
                     raise PipelineError(self._pipeline.file, mistakes)
                 for created in create_declared(js, self._pipeline):
