@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from slipstream.api import parse_time
 from slipstream.api.ttl import NEVER, time_to_live
 from slipstream.wire import Headers, matches
 
@@ -71,13 +72,15 @@ class ModelStream:
         self.sourced: dict[str, int] = {}  # of a stream with sources: the last sequence taken, by source
         # Whether another stream, which has it as mirror or source, takes messages with that subject.
         self.is_copied: Callable[[str], bool] = lambda subject: False  # noqa: ARG005
+        self.due: dict[str, tuple[int, int]] = {}  # subject of a schedule -> its sequence, when it is due
+        self.now = now  # the server's time
         self.extra = 0  # how often messages came in that nobody published
 
     def copy(self) -> ModelStream:
         other = ModelStream.__new__(ModelStream)
         other.__dict__.update(self.__dict__)
         other.messages, other.counts, other.ids = dict(self.messages), dict(self.counts), dict(self.ids)
-        other.consumers, other.sourced = dict(self.consumers), dict(self.sourced)
+        other.consumers, other.sourced, other.due = dict(self.consumers), dict(self.sourced), dict(self.due)
         return other
 
     def __getattr__(self, name: str) -> Any:
@@ -136,9 +139,14 @@ class ModelStream:
 
     def publish(self, subject: str, header: bytes, payload: bytes, now: int) -> Stored:
         """Store a message, or raise what it is rejected with."""
+        self.now = now
         now = self.stamp(now)
         wanted = headers_of(header)
         self._check_expected(wanted, subject)
+        if "Nats-Schedule" in wanted:
+            if not self.allow_msg_schedules:
+                raise RejectedError
+            header, wanted["Nats-Rollup"] = header[:-2] + b"Nats-Rollup: sub\r\n\r\n", "sub"
         msg_id = wanted.get("Nats-Msg-Id", "")
         if msg_id and (known := self.find_id(msg_id, now)):
             return Stored(known, duplicate=True)
@@ -206,9 +214,27 @@ class ModelStream:
         if "Nats-Rollup" in wanted and self.allow_rollup_hdrs:
             scope = entry.subject if wanted["Nats-Rollup"] == "sub" else ">"
             self.drop_all(seq for seq in self.of(scope) if seq != entry.seq)
+        if self.allow_msg_schedules:
+            self._schedule(entry, wanted)
         self.trim(entry.subject)
         if self.retention == "interest" and entry.seq in self.messages and not self.is_wanted(entry.subject):
             self.drop(entry.seq)
+
+    def _schedule(self, entry: Entry, wanted: dict[str, str]) -> None:
+        """Note when a schedule is due, and that one was served."""
+        pattern, scheduler = wanted.get("Nats-Schedule", ""), wanted.get("Nats-Scheduler", "")
+        if pattern.startswith("@at "):
+            self.due[entry.subject] = (entry.seq, parse_time(pattern[4:]))
+        elif pattern:
+            interval = int(pattern.removeprefix("@every ").removesuffix("s")) * SECOND
+            self.due[entry.subject] = (entry.seq, (self.now + SECOND // 2) // SECOND * SECOND + interval)
+        elif not scheduler:
+            self.due.pop(entry.subject, None)
+        elif wanted["Nats-Schedule-Next"] == "purge":
+            self.due.pop(scheduler, None)
+            self.drop_all(self.of(scheduler))
+        elif scheduler in self.due:
+            self.due[scheduler] = (self.due[scheduler][0], parse_time(wanted["Nats-Schedule-Next"]))
 
     def is_wanted(self, subject: str) -> bool:
         """Whether a consumer covers a subject, or a copy takes all of them."""

@@ -22,6 +22,7 @@ from slipstream.server.engine.replication.mirror import Mirror
 from slipstream.server.engine.replication.source import SourceIngest
 from slipstream.server.engine.streams.dedupe import DuplicateWindow
 from slipstream.server.engine.streams.expiry import Expiry
+from slipstream.server.engine.streams.schedules import Schedules
 from slipstream.server.engine.streams.stream import Stream
 from slipstream.server.store.lmdb import env, records
 from slipstream.server.store.lmdb import store as stores
@@ -237,6 +238,24 @@ def filters_are_ignored(patch: Patch) -> None:
     patch.setattr(Ingest, "__init__", init)
 
 
+def schedules_fire_twice(patch: Patch) -> None:
+    original = Schedules._fire
+
+    def fire(self: Schedules, *args: Any) -> None:
+        original(self, *args)
+        original(self, *args)
+
+    patch.setattr(Schedules, "_fire", fire)
+
+
+def due_times_not_stored(patch: Patch) -> None:
+    def store(self: Schedules, subject: str, seq: int, when: int) -> None:
+        self._forget(subject, but=seq)
+        self._set(subject, seq, when)
+
+    patch.setattr(Schedules, "_store", store)
+
+
 RESTART = "state after restart"
 MUTATIONS = (
     Mutation("an ack is sent before its sync", "no ack before its sync", ack_before_sync),
@@ -272,5 +291,7 @@ MUTATIONS = (
     ),
     Mutation("subjects are not transformed", "copies are exact", subjects_are_not_transformed),
     Mutation("filters of copies are ignored", "copies are exact", filters_are_ignored),
+    Mutation("schedules fire twice", "schedules fire once", schedules_fire_twice),
+    Mutation("due times are not stored", ("schedules fire", "schedules fire once"), due_times_not_stored),
     Mutation("an answer is forgotten", "every request is answered", an_answer_forgotten),
 )

@@ -78,6 +78,7 @@ def _run(world: World, steps: int) -> None:
     workload.copies.check()
     world.rest(25)
     world.check_expiry()
+    workload.schedules.check()
     world.crash()
     world.settle()
 

@@ -19,6 +19,7 @@ from tests.server.simulation.loop import SECOND
 from tests.server.simulation.model import Entry, ModelStream, RejectedError, State, headers_of
 from tests.server.simulation.multi_last import MultiLast
 from tests.server.simulation.replicas import ReplicaLoad
+from tests.server.simulation.schedules import ScheduleLoad
 from tests.server.simulation.world import STORE_FAILED, Check, Client, Op, World, error_code
 
 NAMES = ("A", "B", "C")
@@ -39,6 +40,7 @@ class Workload:
         self.consumers = ConsumerLoad(self)
         self.copies = CopyLoad(self)
         self.replicas = ReplicaLoad(self)
+        self.schedules = ScheduleLoad(self)
         self.deleted: set[tuple[str, int]] = set()  # even if the deletion was lost later
         world.after_restart.append(self.batches.clear)
         world.after_loss.append(self._drop_batches)
@@ -114,7 +116,9 @@ class Workload:
             self.consumers.draw(client, name)
             return
         kind = choices.below(100)
-        if kind < 55:
+        if kind < 6 and self.stream(name).allow_msg_schedules:  # type: ignore[union-attr]
+            self.world.request(client, self.schedules.draw(name))
+        elif kind < 55:
             for _ in range(1 + choices.below(6)):
                 self.world.request(client, self.publish(name))
         elif kind < 60:
@@ -156,6 +160,8 @@ class Workload:
             config["allow_msg_counter"] = True
             return config
         config["allow_rollup_hdrs"] = pick.chance(50)
+        if config["discard"] == "old" and config["retention"] == "limits" and pick.chance(30):
+            config |= {"allow_msg_schedules": True, "allow_rollup_hdrs": True}
         config["allow_msg_ttl"] = pick.chance(40)
         config["allow_atomic"] = pick.chance(50)
         config["deny_delete"] = pick.chance(10)
@@ -289,7 +295,7 @@ class Workload:
         pick, stream = self.choices, self.stream(name)
         if self.sent_ids.get(name) and pick.chance(15):  # a client that did not hear, or forgot, repeats itself
             text, subject, header, payload = pick.one_of(self.sent_ids[name])
-            return self._publish(f"again {text}", subject, header, payload)
+            return self.publish_op(f"again {text}", subject, header, payload)
         subject = f"{name}.{pick.one_of(TOKENS)}"
         self._numbers += 1
         payload = b"%d" % self._numbers + b"." * pick.below(30)
@@ -319,9 +325,9 @@ class Workload:
         text = f"publish {subject} {headers or ''} {payload!r}"
         if "Nats-Msg-Id" in headers:
             self.sent_ids.setdefault(name, []).append((text, subject, header, payload))
-        return self._publish(text, subject, header, payload)
+        return self.publish_op(text, subject, header, payload)
 
-    def _publish(self, text: str, subject: str, header: bytes, payload: bytes) -> Op:
+    def publish_op(self, text: str, subject: str, header: bytes, payload: bytes) -> Op:
         def run(now: int) -> Check:
             stream = self.at(subject)
             if stream is None:
@@ -583,7 +589,9 @@ def _is_fixed(old: dict[str, Any], new: dict[str, Any]) -> bool:
         return True
     if bool(old.get("allow_msg_counter")) != bool(new.get("allow_msg_counter")):
         return True
-    lost = ("allow_msg_ttl", "deny_delete", "deny_purge")
+    if new.get("allow_msg_schedules") and new["discard"] == "new":
+        return True
+    lost = ("allow_msg_schedules", "allow_msg_ttl", "deny_delete", "deny_purge")
     return any(old.get(field) and not new.get(field) for field in lost)
 
 
