@@ -22,6 +22,7 @@ from slipstream.server.engine.replication.mirror import Mirror
 from slipstream.server.engine.replication.source import SourceIngest
 from slipstream.server.engine.streams.dedupe import DuplicateWindow
 from slipstream.server.engine.streams.expiry import Expiry
+from slipstream.server.engine.streams.fast_batches import FastBatches
 from slipstream.server.engine.streams.schedules import Schedules
 from slipstream.server.engine.streams.stream import Stream
 from slipstream.server.store.lmdb import env, records
@@ -256,6 +257,26 @@ def due_times_not_stored(patch: Patch) -> None:
     patch.setattr(Schedules, "_store", store)
 
 
+def fast_batches_acknowledge_at_once(patch: Patch) -> None:
+    def tell_now(self: Stream, reply: str, payload: bytes) -> None:
+        self.reply_port.answer_all([(reply, 0, self, payload)])
+
+    patch.setattr(Stream, "tell", tell_now)
+
+
+def parts_of_fast_batches_repeat(patch: Patch) -> None:
+    original = FastBatches._store
+
+    def store(self: FastBatches, part: Any, batch: Any, reply: str, call: Callable[[], Any]) -> None:
+        def twice() -> Any:
+            call()
+            return call()
+
+        original(self, part, batch, reply, twice if part.number == 3 else call)
+
+    patch.setattr(FastBatches, "_store", store)
+
+
 RESTART = "state after restart"
 MUTATIONS = (
     Mutation("an ack is sent before its sync", "no ack before its sync", ack_before_sync),
@@ -293,5 +314,7 @@ MUTATIONS = (
     Mutation("filters of copies are ignored", "copies are exact", filters_are_ignored),
     Mutation("schedules fire twice", "schedules fire once", schedules_fire_twice),
     Mutation("due times are not stored", ("schedules fire", "schedules fire once"), due_times_not_stored),
+    Mutation("fast batches acknowledge at once", "no ack before its sync", fast_batches_acknowledge_at_once),
+    Mutation("parts of fast batches are stored twice", "exact state", parts_of_fast_batches_repeat),
     Mutation("an answer is forgotten", "every request is answered", an_answer_forgotten),
 )

@@ -15,6 +15,7 @@ from slipstream.api import format_time
 from slipstream.wire import Headers, Msg, parse_status
 from tests.server.simulation.consumers import ConsumerLoad
 from tests.server.simulation.copies import CopyLoad
+from tests.server.simulation.fast_batches import FastLoad
 from tests.server.simulation.loop import SECOND
 from tests.server.simulation.model import Entry, ModelStream, RejectedError, State, headers_of
 from tests.server.simulation.multi_last import MultiLast
@@ -41,6 +42,7 @@ class Workload:
         self.copies = CopyLoad(self)
         self.replicas = ReplicaLoad(self)
         self.schedules = ScheduleLoad(self)
+        self.fast = FastLoad(self)
         self.deleted: set[tuple[str, int]] = set()  # even if the deletion was lost later
         world.after_restart.append(self.batches.clear)
         world.after_loss.append(self._drop_batches)
@@ -116,12 +118,14 @@ class Workload:
             self.consumers.draw(client, name)
             return
         kind = choices.below(100)
-        if kind < 6 and self.stream(name).allow_msg_schedules:  # type: ignore[union-attr]
+        if kind < 5 and self.stream(name).allow_msg_schedules:  # type: ignore[union-attr]
             self.world.request(client, self.schedules.draw(name))
-        elif kind < 55:
+        elif kind < 54:
             for _ in range(1 + choices.below(6)):
                 self.world.request(client, self.publish(name))
-        elif kind < 60:
+        elif kind < 58 and (self.stream(name).allow_batched or choices.chance(20)):  # type: ignore[union-attr]
+            self.fast.draw(client, name)
+        elif kind < 61:
             self.batch(client, name)
         elif kind < 67:
             self.world.request(client, self.direct_get(name))
@@ -164,6 +168,7 @@ class Workload:
             config |= {"allow_msg_schedules": True, "allow_rollup_hdrs": True}
         config["allow_msg_ttl"] = pick.chance(40)
         config["allow_atomic"] = pick.chance(50)
+        config["allow_batched"] = pick.chance(40)
         config["deny_delete"] = pick.chance(10)
         if not config["allow_rollup_hdrs"]:
             config["deny_purge"] = pick.chance(10)
@@ -345,6 +350,18 @@ class Workload:
 
         op = Op(text, subject, payload, run, header=header)
         return op
+
+    def content(self, name: str) -> tuple[str, bytes, bytes]:
+        """Subject, header and payload of a plain message."""
+        self._numbers += 1
+        headers: dict[str, str] = {}
+        if self.choices.chance(30):
+            self._ids += 1
+            headers["Nats-Msg-Id"] = f"id{max(1, self._ids - self.choices.below(3))}"
+        if self.choices.chance(10):
+            headers["Nats-Expected-Last-Sequence"] = str(self.choices.below(5))
+        header = Headers(headers).encode() if headers else b""
+        return f"{name}.{self.choices.one_of(TOKENS)}", header, b"%d" % self._numbers
 
     def batch(self, client: Client, name: str) -> None:
         """An atomic batch: all of it, or (a client that gives up) some of it."""

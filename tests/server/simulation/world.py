@@ -84,7 +84,7 @@ class Op:
         self.text, self.subject, self.payload, self.header = text, subject, payload, header
         self.storage = storage  # of the stream that it changes; empty: it changes nothing
         self.run = run
-        self.reply = ""
+        self.reply = self.suffix = ""  # `suffix` is added to the reply subject
         self.check: Check | None = None
         self.needs = 0  # the group that must be durable before it is answered
         self.catalog: dict[str, int] = {}  # the groups that made the list of streams what it was
@@ -289,7 +289,7 @@ class World:
         client.wire, client.connection = wire, Connection(self.driver, self.engine, self.engine.listener, limits)
         wire.protocol = client.connection
         client.connection.connection_made(wire)
-        subscribe = b"SUB %b.* 1\r\nSUB _PUSH.%d 2\r\n" % (client.inbox.encode(), client.number)
+        subscribe = b"SUB %b.> 1\r\nSUB _PUSH.%d 2\r\n" % (client.inbox.encode(), client.number)
         client.outgoing.append((HELLO + subscribe, None))
         self.say(f"client {client.number} connects")
 
@@ -311,7 +311,7 @@ class World:
     def request(self, client: Client, op: Op) -> None:
         """Queue a request of a client."""
         client.asked += 1
-        op.reply = f"{client.inbox}.{client.asked}"
+        op.reply = f"{client.inbox}.{client.asked}{op.suffix}"
         frame = pub(op.subject, op.payload, op.reply, op.header)
         client.outgoing.append((frame, op))
 
