@@ -20,6 +20,7 @@ from slipstream.server.engine.reads.frozen_log import FrozenLog
 from slipstream.server.engine.replication.ingest import Ingest
 from slipstream.server.engine.replication.mirror import Mirror
 from slipstream.server.engine.replication.source import SourceIngest
+from slipstream.server.engine.snapshots.writer import SnapshotWriter
 from slipstream.server.engine.streams.dedupe import DuplicateWindow
 from slipstream.server.engine.streams.expiry import Expiry
 from slipstream.server.engine.streams.fast_batches import FastBatches
@@ -277,6 +278,16 @@ def parts_of_fast_batches_repeat(patch: Patch) -> None:
     patch.setattr(FastBatches, "_store", store)
 
 
+def snapshot_lacks_a_message(patch: Patch) -> None:
+    original = SnapshotWriter.__init__
+
+    def init(self: SnapshotWriter, *args: Any, **options: Any) -> None:
+        original(self, *args, **options)
+        self._last -= 1
+
+    patch.setattr(SnapshotWriter, "__init__", init)
+
+
 RESTART = "state after restart"
 MUTATIONS = (
     Mutation("an ack is sent before its sync", "no ack before its sync", ack_before_sync),
@@ -316,5 +327,6 @@ MUTATIONS = (
     Mutation("due times are not stored", ("schedules fire", "schedules fire once"), due_times_not_stored),
     Mutation("fast batches acknowledge at once", "no ack before its sync", fast_batches_acknowledge_at_once),
     Mutation("parts of fast batches are stored twice", "exact state", parts_of_fast_batches_repeat),
+    Mutation("a snapshot lacks a message", "a snapshot is a state", snapshot_lacks_a_message),
     Mutation("an answer is forgotten", "every request is answered", an_answer_forgotten),
 )

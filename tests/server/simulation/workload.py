@@ -21,6 +21,7 @@ from tests.server.simulation.model import Entry, ModelStream, RejectedError, Sta
 from tests.server.simulation.multi_last import MultiLast
 from tests.server.simulation.replicas import ReplicaLoad
 from tests.server.simulation.schedules import ScheduleLoad
+from tests.server.simulation.snapshots import SnapshotLoad
 from tests.server.simulation.world import STORE_FAILED, Check, Client, Op, World, error_code
 
 NAMES = ("A", "B", "C")
@@ -43,6 +44,7 @@ class Workload:
         self.replicas = ReplicaLoad(self)
         self.schedules = ScheduleLoad(self)
         self.fast = FastLoad(self)
+        self.snapshots = SnapshotLoad(self)
         self.deleted: set[tuple[str, int]] = set()  # even if the deletion was lost later
         world.after_restart.append(self.batches.clear)
         world.after_loss.append(self._drop_batches)
@@ -132,7 +134,7 @@ class Workload:
         elif kind < 76:
             self.world.request(client, self.multi_last(name))
         elif kind < 79:
-            self.world.request(client, self.info(name))
+            self.world.request(client, self.info(name) if choices.below(3) else self.snapshots.draw(client, name))
         elif kind < 85:
             self.world.request(client, self.purge(name))
         elif kind < 91:
