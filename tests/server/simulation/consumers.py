@@ -438,7 +438,8 @@ class ConsumerLoad:
             last = {entry.subject: entry for entry in wanted}
             wanted = [entry for entry in last.values() if entry.seq not in watch.superseded]
         known = watch.got | watch.confirmed | watch.exhausted
-        return [entry.seq for entry in wanted if entry.seq not in known]
+        missing = [entry for entry in wanted if entry.seq not in known]
+        return [entry.seq for entry in missing if not self.workload.schedules.is_fresh(stream, entry)]
 
     def _unneeded(self, watch: Watch, stream: ModelStream) -> list[int]:
         """Messages that all consumers have settled, and that are still there."""

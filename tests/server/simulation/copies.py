@@ -198,7 +198,10 @@ class CopyLoad:
                 missing = [
                     seq
                     for seq, entry in upstream.messages.items()
-                    if seq > position and _mapped(copy, name, entry.subject) and (copy.mirror or not _may_repeat(entry))
+                    if seq > position
+                    and not self.workload.schedules.is_fresh(upstream, entry)
+                    and _mapped(copy, name, entry.subject)
+                    and (copy.mirror or not _may_repeat(entry))
                 ]
                 if missing:
                     raise ViolationError("copies are complete", f"{copy.name} lacks {missing[:5]} of {name}")

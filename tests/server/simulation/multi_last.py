@@ -112,7 +112,8 @@ class MultiLast:
         wanted = self.request.get("min_last_seq", 0)
         begins = [at for at, state in enumerate(states) if state.last >= wanted and (bound or up_to in (0, state.last))]
         if not begins:
-            return f"{COMPLETE}: up to {up_to}, which is the last sequence of no state"
+            promise = "min_last_seq is exact" if wanted else COMPLETE
+            return f"{promise}: up to {up_to}, which is the last sequence of no state"
         wrong = [self._compare(states[at], states[: at + 1], bound) for at in begins]
         return "" if "" in wrong else wrong[-1]
 
