@@ -73,6 +73,7 @@ class ModelStream:
         # Whether another stream, which has it as mirror or source, takes messages with that subject.
         self.is_copied: Callable[[str], bool] = lambda subject: False  # noqa: ARG005
         self.due: dict[str, tuple[int, int]] = {}  # subject of a schedule -> its sequence, when it is due
+        self.plans: dict[int, Entry] = {}  # schedules, also those that are gone
         self.now = now  # the server's time
         self.extra = 0  # how often messages came in that nobody published
 
@@ -223,6 +224,8 @@ class ModelStream:
     def _schedule(self, entry: Entry, wanted: dict[str, str]) -> None:
         """Note when a schedule is due, and that one was served."""
         pattern, scheduler = wanted.get("Nats-Schedule", ""), wanted.get("Nats-Scheduler", "")
+        if pattern:
+            self.plans[entry.seq] = entry
         if pattern.startswith("@at "):
             self.due[entry.subject] = (entry.seq, parse_time(pattern[4:]))
         elif pattern:

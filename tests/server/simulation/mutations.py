@@ -279,13 +279,13 @@ def parts_of_fast_batches_repeat(patch: Patch) -> None:
 
 
 def snapshot_lacks_a_message(patch: Patch) -> None:
-    original = SnapshotWriter.__init__
+    original = SnapshotWriter._entries
 
-    def init(self: SnapshotWriter, *args: Any, **options: Any) -> None:
-        original(self, *args, **options)
-        self._last -= 1
+    def entries(self: SnapshotWriter) -> Iterator[bytes]:
+        found = list(original(self))
+        yield from found[:-2] + found[-1:] if len(found) > 3 else found
 
-    patch.setattr(SnapshotWriter, "__init__", init)
+    patch.setattr(SnapshotWriter, "_entries", entries)
 
 
 RESTART = "state after restart"

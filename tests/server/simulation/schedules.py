@@ -48,6 +48,9 @@ class ScheduleLoad:
             return False
         seq, when = stream.due.get(wanted["Nats-Scheduler"], (0, 0))
         schedule = stream.messages.get(seq)
+        if schedule is None and seq in stream.plans:  # it may have fired in the turn in which it expired
+            expires = stream.expires(stream.plans[seq])
+            schedule = stream.plans[seq] if 0 < expires <= stream.time_at(self.world.clock()) else None
         if schedule is None:
             raise ViolationError(ONCE, f"{stream.name} got {entry}, and no schedule is due")
         if when > self.world.clock():

@@ -79,7 +79,7 @@ class SnapshotApi:
             catalog,
             stream.log,
             request,
-            state=state,
+            state=lambda: stream_state(stream),
             consumers=[] if request.no_consumers else _consumers(stream),
             ack_subject=f"$JS.SNAPSHOT.ACK.{name}.{catalog.advisories.token()}",
             ended=ended,

@@ -1,7 +1,8 @@
 """Snapshot of a stream: nats-server's archive of its state and messages, sent in acknowledged chunks.
 
-It contains the messages that were committed when it began. It reads them a chunk at a time, as a job, and never has
-more unacknowledged bytes in flight than the receiver asked for. A damaged message ends it with an error status.
+It begins with the state at which its first chunk is read, not with that of the request. It reads a chunk at a time, as
+a job, and never has more unacknowledged bytes in flight than the receiver asked for. A damaged message ends it with an
+error status.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class SnapshotWriter:
         log: StreamLog,
         request: SnapshotRequest,
         *,
-        state: dict[str, Any],
+        state: Callable[[], dict[str, Any]],
         consumers: list[tuple[str, bytes]],
         ack_subject: str,
         ended: Callable[[str], None],
@@ -61,7 +62,6 @@ class SnapshotWriter:
         self._chunk = min(max(request.chunk_size or CHUNK, SMALLEST), MAX_CHUNK)
         window = min(max(request.window_size or WINDOW, SMALLEST), MAX_WINDOW)
         self._most = max(window, self._chunk) // self._chunk
-        self._last = log.committed.last_seq
         self._state, self._consumers = state, consumers
         self._ack_subject, self._ended = ack_subject, ended
         self._parts = self._frames()
@@ -146,15 +146,17 @@ class SnapshotWriter:
     def _entries(self) -> Iterator[bytes]:
         time = self._begun
         yield MAGIC
-        state = self._state | {"consumer_count": len(self._consumers)}
+        # Later than the request: what it would name may be removed by then.
+        last = self._log.committed.last_seq
+        state = self._state() | {"consumer_count": len(self._consumers)}
         yield encode_entry(Entry(STATE, time, payload=encode_json(state)))
         for name, body in self._consumers:
             yield encode_entry(Entry(CONSUMERS + name, time, payload=body))
         seq = 0
-        while seq <= self._last:
+        while seq <= last:
             records = self._log.scan("", seq, limit=SCAN, max_bytes=SCAN_BYTES)
             for seq, time, subject, header, payload in records:
-                if seq > self._last:
+                if seq > last:
                     break
                 yield encode_entry(Entry(subject, time, seq, header, payload))
             if not records:
