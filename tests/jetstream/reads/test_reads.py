@@ -8,14 +8,14 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
+from itertools import count
+from typing import Any, TypeVar, cast
 
 import pytest
 
 from slipstream import JetStream, connect, connect_blocking
 from slipstream.api import GetRequest
 from slipstream.client._async.client import Client
-from slipstream.client.events import ReplySink
 from slipstream.codecs import Json
 from slipstream.errors import (
     MessageNotFoundError,
@@ -26,10 +26,13 @@ from slipstream.errors import (
 )
 from slipstream.jetstream._async.context import JetStreamContext
 from slipstream.jetstream._async.publisher import Publisher
-from slipstream.jetstream.reads.read_state import ReadState
+from slipstream.jetstream.publish.ack_window import AckWindow, PublishAcks
+from slipstream.jetstream.publish.sent import Sent
 from slipstream.wire import Msg
 from tests.conformance.test_streams import config
 from tests.proxy import proxy_to
+
+T = TypeVar("T")
 
 
 @pytest.mark.spec("RW-02", "RW-04", on="E C")
@@ -100,7 +103,9 @@ async def test_an_abandoned_publisher_leaves_nothing_behind(our_url: str, fresh:
         assert len(publisher.failures) == 10
         with pytest.raises(ZeroDivisionError):
             await publish_and_fail(js, f"{fresh}.a")
-        assert nc._session.requests.sinks == {}
+        acks = nc.shared(PublishAcks)  # of all publishers of the client
+        assert nc._session.requests.sinks == {acks.token: (acks, "")}
+        assert acks.in_flight == 0
 
 
 class SlowAcks:
@@ -111,13 +116,18 @@ class SlowAcks:
     def __init__(self, *, acks: int) -> None:
         self.clock = 0.0
         self._acks = acks
-        self._sent: deque[tuple[str, ReplySink]] = deque()
+        self._sent: deque[tuple[int, PublishAcks]] = deque()
+        self._tokens = count(1)
 
-    def shared(self, kind: type[ReadState]) -> ReadState:
+    def shared(self, kind: Callable[[], T]) -> T:
         return kind()
 
-    def start(self, subject: str, _: bytes, sink: ReplySink, **__: object) -> str:
-        token = f"{subject}{len(self._sent)}"
+    def start_one(
+        self, _: str, __: bytes, sink: PublishAcks, entry: tuple[AckWindow, Sent], *, header: bytes = b""
+    ) -> int:
+        assert not header
+        token = next(self._tokens)
+        sink.register(token, entry)
         self._sent.append((token, sink))
         return token
 

@@ -200,6 +200,11 @@ class PublishAcks:
         self._windows: dict[int, AckWindow] = {}  # by the tokens of the publishes that have no answer
         self._ack = re.compile(b"$.")  # nothing, before `attach`
 
+    @property
+    def in_flight(self) -> int:
+        """How many publishes have no answer yet."""
+        return len(self._windows)
+
     def register(self, token: int, entry: tuple[AckWindow, Sent]) -> None:
         """Register a publish that is sent now."""
         window, sent = entry
