@@ -51,7 +51,7 @@ def snapshot(client: Client, **request: Any) -> tuple[dict[str, Any], list[Msg]]
         client.take()
         client.send(b"".join(b"PUB %b 0\r\n\r\n" % chunk.reply.encode() for chunk in chunks if chunk.reply))
         more = [message for message in client.messages() if message.subject == "deliver"]
-        chunks = [chunk._replace(reply="") for chunk in chunks] + more
+        chunks = [msgspec.structs.replace(chunk, reply="") for chunk in chunks] + more
         assert more
     return answer, chunks
 
