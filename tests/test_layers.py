@@ -166,9 +166,10 @@ IO_EXCEPTIONS = {
     "slipstream/spark/pipelines/reset.py": {"pathlib"},
     "slipstream/spark/pipelines/runner.py": {"os", "signal", "threading", "time"},
     "slipstream/spark/pipelines/sink_files.py": {"os", "pathlib", "shutil"},
-    "slipstream/spark/pipelines/spark_session.py": {"os", "pathlib", "shutil"},
+    "slipstream/spark/pipelines/spark_session.py": {"os", "pathlib", "shutil", "threading"},
     "slipstream/spark/pipelines/state.py": {"pathlib", "shutil"},
     "slipstream/spark/pipelines/targets.py": {"pathlib"},
+    "slipstream/spark/pipelines/together.py": {"threading", "time"},
 }
 # asyncio may be used to wait and to group in any `_async/` folder; these parts of it are sockets by another name.
 ASYNCIO_TRANSPORTS = frozenset((

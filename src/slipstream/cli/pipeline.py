@@ -54,6 +54,7 @@ _KNOWN = frozenset(
             "avro",
             "descriptor",
             "message",
+            "files",
         ),
     )
 )
@@ -136,7 +137,9 @@ def add(commands: Commands) -> None:
     backfill.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
     backfill.add_argument("--verbose", action="store_true", help=_VERBOSE)
     group.add("warm", _warm, "create an archive of the JVM's classes that halves the start of Spark")
-    for parser in (run, validate, status, reset, explain, preview, test, record, dead, backfill):
+    text = "the pipeline's TOML file; several run together, on one Spark"
+    run.add_argument("files", nargs="+", metavar="file", help=text)
+    for parser in (validate, status, reset, explain, preview, test, record, dead, backfill):
         parser.add_argument("file", help="the pipeline's TOML file")
     for parser in (run, validate, status, reset, new, preview, record, dead, backfill):
         text = "NATS servers, instead of those in the file"
@@ -164,6 +167,9 @@ def _check_options(options: argparse.Namespace) -> None:
 
 def _run(shell: Shell) -> None:
     options = shell.options
+    if len(options.files) > 1:
+        return _run_together(options)
+    (options.file,) = options.files
     pipeline = _load(options)
     from slipstream.spark.pipelines.runner import Runner, stop_on_signals
 
@@ -182,6 +188,37 @@ def _run(shell: Shell) -> None:
     stop_on_signals(runner)
     with _console(options, servers):
         return _run_to_the_end(options, runner)
+
+
+def _run_together(options: argparse.Namespace) -> None:
+    """Run several pipelines in this process."""
+    for name in ("console", "metrics"):
+        if getattr(options, name):
+            raise UsageError(f"--{name} applies to one pipeline, got {len(options.files)} files")
+    _check_options(options)
+    from slipstream.spark.pipelines import load
+    from slipstream.spark.pipelines.runner import stop_on_signals
+    from slipstream.spark.pipelines.together import PipelineGroup
+
+    is_json = hasattr(options, "json")
+    group = PipelineGroup(
+        [load(file) for file in options.files],
+        once=options.once,
+        out=sys.stderr if is_json else sys.stdout,
+        master=options.master,
+        servers=getattr(options, "server", ""),
+        verbose=options.verbose,
+    )
+    _check_spark()
+    stop_on_signals(group)
+    try:
+        group.run()
+    finally:
+        if is_json:
+            print(json.dumps(group.result(), indent=1))
+    if not is_json:
+        rows = sum(one.rows_read for one in group.runners.values())
+        print(f"{rows:,} rows read by {len(group.runners)} pipelines in {group.seconds:.1f} s")
 
 
 @contextmanager

@@ -296,6 +296,7 @@ class TestRunning:
                 job.wait(timeout=20)
         end = "stopped; the next run goes on from here\n0 rows read for 0 outputs in 0.0 s\n"
         assert log.read_text().endswith(end)
+        assert "Spark is up" not in log.read_text()  # it did not wait for that
 
 
 def rows_of(folder: Path) -> dict[str, int]:

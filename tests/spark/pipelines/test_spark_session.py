@@ -1,4 +1,4 @@
-"""The Spark session of a pipeline: what is set, what the file's own settings replace, and what its workers import."""
+"""The Spark session of a pipeline: how it starts, its settings and the file's own, and what its workers import."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from slipstream.spark.pipelines import parse
-from slipstream.spark.pipelines.spark_session import compiled_workers, shuffle_partitions
+from slipstream.spark.pipelines import parse, spark_session
+from slipstream.spark.pipelines.spark_session import (
+    StartStoppedError,
+    _in_thread,
+    compiled_workers,
+    shuffle_partitions,
+)
 from tests.spark.pipelines.support import SMALL
 
 PROGRAM = """
@@ -91,3 +97,36 @@ def test_settings_and_workers_of_a_pipeline(tmp_path: Path, own: bool) -> None:
     assert (partitions, daemon) == (("7", "pyspark.daemon") if own else ("1", "slipstream.spark.worker_start.daemon"))
     assert checksums == "false"
     assert path == os.environ.get("PYTHONPATH")
+
+
+def test_start_returns_and_raises_as_if_it_were_called() -> None:
+    done: list[bool] = []
+    _in_thread(lambda: done.append(True), threading.Event())
+    assert done == [True]
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        _in_thread(fail, None)
+
+
+def test_run_that_is_stopped_does_not_wait_for_spark_and_stops_it_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopping, is_up, is_stopped = threading.Event(), threading.Event(), threading.Event()
+    monkeypatch.setattr(spark_session, "_stop_context", is_stopped.set)
+
+    def start() -> None:
+        stopping.set()
+        assert is_up.wait(30)
+
+    with pytest.raises(StartStoppedError):
+        _in_thread(start, stopping)
+    assert not is_stopped.is_set()
+    is_up.set()
+    assert is_stopped.wait(30)
+
+
+def test_spark_that_is_up_is_not_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_session, "_stop_context", lambda: pytest.fail("the run stops it"))
+    stopping = threading.Event()
+    _in_thread(stopping.set, stopping)  # up when the run is stopped: it returns

@@ -12,13 +12,15 @@ from slipstream.spark.pipelines.state import QueryState
 class Lines:
     """One line per batch of rows: for logs and pipes."""
 
-    def __init__(self, out: TextIO) -> None:
+    def __init__(self, out: TextIO, prefix: str = "") -> None:
         self._out = out
+        self._prefix = prefix
         self._shown: dict[str, int] = {}
 
     def say(self, text: str) -> None:
         """Print a message."""
-        print(text, file=self._out, flush=True)
+        self._out.write(f"{self._prefix}{text}\n")  # in one piece: several pipelines may print at once
+        self._out.flush()
 
     def show(self, queries: Mapping[str, QueryState], lags: Mapping[str, int]) -> None:
         """Show the progress that is new since the last call."""
@@ -107,6 +109,6 @@ def failure(state: QueryState) -> str:
     return f"{state.error_at or 'time unknown'}, {outcome}: {state.error}"
 
 
-def display(out: TextIO, title: str, *, plain: bool = False) -> Lines:
-    """A live table if `out` is a terminal and `plain` is not set, else lines."""
-    return Lines(out) if plain or not out.isatty() else Live(out, title)
+def display(out: TextIO, title: str, *, plain: bool = False, prefix: str = "") -> Lines:
+    """A live table if `out` is a terminal and `plain` is not set, else lines, each with a prefix."""
+    return Lines(out, prefix) if plain or not out.isatty() else Live(out, title)

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from slipstream.client.backoff import Backoff
 from slipstream.errors import Error
@@ -30,7 +30,7 @@ from slipstream.spark.pipelines.model import Pipeline, PipelineError, check_mast
 from slipstream.spark.pipelines.observe.events import Event, EventLog, late_rows, progress_details
 from slipstream.spark.pipelines.observe.metrics import metrics_endpoint, metrics_page
 from slipstream.spark.pipelines.observe.reports import reports_since
-from slipstream.spark.pipelines.spark_session import start_spark
+from slipstream.spark.pipelines.spark_session import OwnSpark, StartStoppedError
 from slipstream.spark.pipelines.state import QueryState, StateFolder, lag_of, now_text
 
 if TYPE_CHECKING:
@@ -182,9 +182,12 @@ class Runner:
         verbose: bool = False,
         metrics: str = "",
         on_event: Callable[[Event], None] | None = None,
+        spark: OwnSpark | None = None,
+        prefix: str = "",
     ) -> None:
         """`metrics` is the address at which they are served, instead of the file's; `on_event` is called with each
-        event that is written to the log of events."""
+        event that is written to the log of events. `spark` is one that other runs share, `prefix` begins every line
+        that is printed."""
         self._pipeline = pipeline
         self._metrics = metrics or pipeline.metrics
         self._once = once
@@ -195,6 +198,8 @@ class Runner:
         self._out = out
         self._plain = plain
         self._verbose = verbose
+        self._spark = spark or OwnSpark()
+        self._prefix = prefix
         self._stopping = threading.Event()
         self._max_starting = max(2, os.cpu_count() or 1)
         self._earlier: dict[str, QueryState] = {}
@@ -218,7 +223,7 @@ class Runner:
                 connection_options(self._pipeline, self._state, self._servers) as connection,
                 open_connection(connection) as js,
                 metrics_endpoint(self._metrics, lambda: self._page) as metrics,
-                display(self._out, title, plain=self._plain) as screen,
+                display(self._out, title, plain=self._plain, prefix=self._prefix) as screen,
             ):
                 self._save(connection)
                 address = connection.get("servers") or f"context {connection['context']}"
@@ -267,7 +272,12 @@ class Runner:
         if self._stopping.is_set():
             return
         begin = time.monotonic()
-        spark = start_spark(self._pipeline, self._master, self._state, verbose=self._verbose)
+        try:
+            spark = self._spark.session(
+                self._pipeline, self._master, self._state, verbose=self._verbose, stopping=self._stopping
+            )
+        except StartStoppedError:
+            return
         screen.say(f"Spark is up after {time.monotonic() - begin:.1f} s")
         from slipstream.spark.pipelines.build import plan_queries  # imports pyspark: after its environment is set
         from slipstream.spark.pipelines.checks.deep import deep_mistakes
@@ -289,7 +299,7 @@ class Runner:
                 self._supervise(connection, js, screen)
         finally:
             self._save(connection)
-            spark.stop()
+            self._spark.release(spark)
 
     def _share(self, read: SharedRead, screen: Lines) -> RunningQuery:
         """The query of a shared read."""
@@ -461,7 +471,12 @@ def _known(count: int) -> int | None:
     return count if count >= 0 else None
 
 
-def stop_on_signals(runner: Runner) -> None:
+class _Stoppable(Protocol):
+    def stop(self) -> None:
+        """End the run."""
+
+
+def stop_on_signals(runner: _Stoppable) -> None:
     """Ctrl-C and SIGTERM stop the run in order; a second one ends the process at once."""
 
     def handle(number: int, _: object) -> None:

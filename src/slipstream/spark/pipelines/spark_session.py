@@ -7,14 +7,15 @@ import os
 import re
 import shutil
 import sys
+import threading
 import warnings
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slipstream.errors import UsageError
+from slipstream.errors import Error, UsageError
 from slipstream.spark import worker_start
 from slipstream.spark.pipelines.model import Pipeline
 from slipstream.spark.pipelines.state import WAREHOUSE, StateFolder
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 TASK_ATTEMPTS = 4
 JVM_DIR = Path("/usr/lib/jvm")
+_LOOK = 0.1  # seconds between two looks at whether the run was stopped
 CHECKPOINT_FILES = "spark.sql.streaming.checkpointFileManagerClass"
 # Hadoop's FileContext runs nine processes (chmod, stat, readlink) for each file that it writes atomically on a local
 # disk, its FileSystem two: 31 and 10 ms of CPU. A micro-batch writes at least four files.
@@ -61,7 +63,18 @@ logger.scheduler.level = off
 _CONTEXT_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")  # of pyspark: every error, as 10 kB of JSON
 
 
-def start_spark(pipeline: Pipeline, master: str, state: StateFolder, *, verbose: bool = False) -> SparkSession:
+class StartStoppedError(Error):
+    """The run was stopped while Spark started."""
+
+
+def start_spark(
+    pipeline: Pipeline,
+    master: str,
+    state: StateFolder,
+    *,
+    verbose: bool = False,
+    stopping: threading.Event | None = None,
+) -> SparkSession:
     """Start Spark, with settings for small streaming jobs and the pipeline's own on top.
 
     What the JVM and Spark's Python workers print goes to `spark.log` in the state, or to stderr if `verbose` is set.
@@ -101,10 +114,8 @@ def start_spark(pipeline: Pipeline, master: str, state: StateFolder, *, verbose:
     # The context is created in another thread: in the main thread Spark installs its own SIGINT handler, and Ctrl-C
     # would raise KeyboardInterrupt anywhere instead of stopping the run in order. The session must be this thread's.
     try:
-        with ThreadPoolExecutor(1) as starter:
-            starting = starter.submit(_start_context, settings, None if verbose else state.spark_log)
-            _import_meanwhile()
-            starting.result()
+        start = partial(_start_context, settings, None if verbose else state.spark_log)
+        _in_thread(start, stopping, meanwhile=_import_meanwhile)
         if not verbose:
             silence_context_loggers()
         return SparkSession.builder.getOrCreate()
@@ -135,6 +146,56 @@ def _import_meanwhile() -> None:
 
     with suppress(ImportError):  # as Spark says itself, where it matters
         require_minimum_pandas_version()
+
+
+def _in_thread(
+    start: Callable[[], None], stopping: threading.Event | None, *, meanwhile: Callable[[], None] = lambda: None
+) -> None:
+    """Call a function that starts Spark in a thread which the process does not wait for when it exits, and another one
+    here; raise what they raise. Raises StartStoppedError as soon as the event is set: a JVM that is starting ends when
+    its parent does, and if that goes on, Spark is stopped when it is up."""
+    errors: list[BaseException] = []
+    lock, is_done, is_left = threading.Lock(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        try:
+            start()
+        except BaseException as error:
+            errors.append(error)
+        with lock:
+            is_done.set()
+        if is_left.is_set() and not errors:
+            _stop_context()
+
+    threading.Thread(target=work, name="start of Spark", daemon=True).start()
+    meanwhile()
+    while not is_done.wait(_LOOK):
+        with lock:
+            if stopping is not None and stopping.is_set() and not is_done.is_set():
+                is_left.set()
+                raise StartStoppedError("stopped while Spark was starting")
+    for error in errors:
+        raise error
+
+
+def _stop_context() -> None:
+    from pyspark import SparkContext
+
+    SparkContext.getOrCreate().stop()
+
+
+class OwnSpark:
+    """The Spark of one run."""
+
+    def session(
+        self, pipeline: Pipeline, master: str, state: StateFolder, *, verbose: bool, stopping: threading.Event
+    ) -> SparkSession:
+        """Start Spark; returns the session. Raises StartStoppedError if the event is set meanwhile."""
+        return start_spark(pipeline, master, state, verbose=verbose, stopping=stopping)
+
+    def release(self, session: SparkSession) -> None:
+        """Stop Spark: the run is over."""
+        session.stop()
 
 
 def _start_context(settings: SparkConf, log: Path | None) -> None:
