@@ -10,6 +10,7 @@ from typing import NoReturn
 from unittest import mock
 
 import pytest
+from pyspark.core.context import Py4JError  # type: ignore[attr-defined]
 
 from slipstream import BlockingJetStream, StreamConfig
 from slipstream.errors import Error
@@ -214,6 +215,25 @@ def test_run_holds_the_lock_before_it_connects(tmp_path: Path, monkeypatch: pyte
         Runner(pipeline, once=True).run()
     assert seen == [(os.getpid(), "", {"copy": QueryState(rows=5)})]
     assert state.read_run()[0] == 0
+
+
+@pytest.mark.parametrize("error", [ConnectionRefusedError(), Py4JError("no answer"), Error("x"), ValueError()])
+def test_run_that_is_stopped_does_not_need_its_jvm(error: Exception, tmp_path: Path) -> None:
+    """A service manager sends SIGTERM to all processes of a service."""
+    runner = Runner(parse(SMALL, file=str(tmp_path / "p.toml")), once=True)
+
+    def end() -> None:
+        with runner._without_jvm():
+            raise error
+
+    with pytest.raises(type(error)):
+        end()  # it was not stopped: the JVM has crashed
+    runner.stop()
+    if isinstance(error, Error | ValueError):
+        with pytest.raises(type(error)):
+            end()
+    else:
+        end()
 
 
 class Read:

@@ -15,7 +15,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from slipstream.client.backoff import Backoff
@@ -46,6 +47,7 @@ START_TIMEOUT = 20.0  # after so many seconds a query no longer counts as starti
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0
 MAX_FAILURES = 20
+_JVM_IS_GONE = ("Py4JError", "Py4JNetworkError", "Py4JJavaError")  # of py4j, which comes with pyspark
 SHARED = "shared-"  # before a source's name: the query that reads it for several outputs
 
 
@@ -232,7 +234,8 @@ class Runner:
                     screen.say(f"metrics are served on {metrics}")
                 self._event("run_started", once=self._once, master=self._master)
                 try:
-                    self._run_on_spark(connection, js, screen)
+                    with self._without_jvm():
+                        self._run_on_spark(connection, js, screen)
                 finally:
                     self._event("run_ended", stopped=self._stopping.is_set())
                 if self._stopping.is_set():
@@ -264,6 +267,17 @@ class Runner:
         seconds = round(self.seconds, 3)
         head = {"pipeline": self._pipeline.name, "ok": ok, "seconds": seconds, "rows_read": self.rows_read}
         return head | {"outputs": outputs}
+
+    @contextmanager
+    def _without_jvm(self) -> Iterator[None]:
+        """Go on although the JVM does not answer, if the run is being stopped: service managers send SIGTERM to every
+        process of a service, so the JVM may be the first to end."""
+        try:
+            yield
+        except Exception as error:
+            is_gone = isinstance(error, OSError) or type(error).__name__ in _JVM_IS_GONE
+            if not (is_gone and self._stopping.is_set()):
+                raise
 
     def _run_on_spark(self, connection: dict[str, str], js: JetStream, screen: Lines) -> None:
         report = check_servers(self._pipeline, js)
