@@ -79,6 +79,34 @@ def _purge_that_keeps_most(client: RawClient, _: MeteredServer, count: int, stor
 
 
 @case
+def _purge_by_sequence(client: RawClient, _: MeteredServer, count: int, storage: str) -> Callable[[], None]:
+    fill(client, count, storage, by_two)
+
+    def ask() -> None:
+        assert client.api("STREAM.PURGE.A", {"seq": count - 9})["purged"] == count - 10
+
+    return ask
+
+
+def roll_up(client: RawClient, count: int, what: str) -> None:
+    header = f"NATS/1.0\r\nNats-Rollup: {what}\r\n\r\n".encode()
+    assert b'"seq":%d}' % (count + 1) in client.ask("a.s", b"x", header).payload
+    assert client.api("STREAM.INFO.A")["state"]["messages"] == 1
+
+
+@case
+def _rollup_of_one_subject(client: RawClient, _: MeteredServer, count: int, storage: str) -> Callable[[], None]:
+    fill(client, count, storage, lambda _: "s", allow_rollup_hdrs=True)
+    return lambda: roll_up(client, count, "sub")
+
+
+@case
+def _rollup_of_all_subjects(client: RawClient, _: MeteredServer, count: int, storage: str) -> Callable[[], None]:
+    fill(client, count, storage, by_two, allow_rollup_hdrs=True)
+    return lambda: roll_up(client, count, "all")
+
+
+@case
 def _changed_filters(client: RawClient, _: MeteredServer, count: int, storage: str) -> Callable[[], None]:
     fill(client, count, storage, by_two)
     consumer(client, filter_subject="a.*.>", ack_policy="explicit")
@@ -98,6 +126,30 @@ def _smaller_limit(client: RawClient, _: MeteredServer, count: int, storage: str
         config = {"name": "A", "subjects": ["a.>"], "storage": storage, "max_msgs": count // 2}
         assert client.api("STREAM.UPDATE.A", config)["state"]["messages"] == count // 2
         assert client.api("CONSUMER.INFO.A.d")["num_pending"] == count // 2
+
+    return ask
+
+
+@case
+def _fewer_bytes(client: RawClient, _: MeteredServer, count: int, storage: str) -> Callable[[], None]:
+    fill(client, count, storage, by_two)
+
+    def ask() -> None:
+        config = {"name": "A", "subjects": ["a.>"], "storage": storage, "max_bytes": 1000}
+        assert client.api("STREAM.UPDATE.A", config)["state"]["bytes"] <= 1000
+
+    return ask
+
+
+@case
+def _fewer_of_one_subject(client: RawClient, _: MeteredServer, count: int, storage: str) -> Callable[[], None]:
+    fill(client, count, storage, lambda _: "s")
+
+    def ask() -> None:
+        config = {"name": "A", "subjects": ["a.>"], "storage": storage, "max_msgs_per_subject": 5}
+        client.api("STREAM.UPDATE.A", config)
+        while client.api("STREAM.INFO.A")["state"]["messages"] > 5:
+            pass
 
     return ask
 
@@ -143,6 +195,37 @@ def _end_of_a_connection(client: RawClient, server: MeteredServer, count: int, s
             other.wait_for(Msg)
         other.close()
         for _ in range(count // 256):  # a turn or more each
+            client.flush()
+
+    return ask
+
+
+@case
+def _publishes_to_many_subscribers(
+    client: RawClient, server: MeteredServer, count: int, storage: str
+) -> Callable[[], None]:
+    other = RawClient(server.port)
+    subs = count // 100
+    other.send(b"".join(b"SUB w %d\r\n" % (i + 10) for i in range(subs)))
+    other.flush()
+    client.api("STREAM.CREATE.A", {"name": "A", "subjects": ["a.>"], "storage": storage})
+
+    def ask() -> None:
+        client.send(b"PUB w 0\r\n\r\n" * 400)
+        other.wait_for(Msg, 400 * subs)
+        client.flush()
+        other.close()
+
+    return ask
+
+
+@case
+def _end_of_a_large_stream(client: RawClient, _: MeteredServer, count: int, storage: str) -> Callable[[], None]:
+    fill(client, count, storage, by_two)
+
+    def ask() -> None:
+        assert client.api("STREAM.DELETE.A")["success"]
+        for _ in range(count // 4096):  # a turn or more each
             client.flush()
 
     return ask

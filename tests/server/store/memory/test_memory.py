@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from slipstream.errors import StoreError, UsageError
-from slipstream.server.store.memory.store import MemoryStore
+from slipstream.server.engine.ports import Walk
+from slipstream.server.store.memory.store import FREED, MemoryStore
 
 
 def carry(store: MemoryStore) -> None:
@@ -89,3 +90,52 @@ def test_streams_have_one_name_each() -> None:
     store.delete("S")
     with pytest.raises(StoreError, match="was deleted"):
         log.append(1, "a", b"", b"")
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_memory_of_very_many_messages_is_given_back_by_later_groups(is_deleted: bool) -> None:
+    store = MemoryStore()
+    log = store.create("S", b"")
+    count = 3 * FREED
+    for n in range(count):
+        log.append(n, f"s.{n % (count // 2)}", b"", b"x")
+    carry(store)
+    if is_deleted:
+        store.delete("S")
+    else:
+        log.purge()
+    carry(store)
+    assert log.committed.messages == 0
+    groups = 0
+    while store.backlog:
+        (refuse,) = store._refuse
+        before = len(refuse.messages) + len(refuse.by_subject)
+        carry(store)
+        assert before - len(refuse.messages) - len(refuse.by_subject) <= FREED
+        groups += 1
+    assert groups >= 4
+
+
+def test_snapshot_reads_on_in_what_was_purged_as_a_whole() -> None:
+    store = MemoryStore()
+    log = store.create("S", b"")
+    for n in range(2 * FREED):
+        log.append(n, f"s.{n}", b"", b"x")
+    carry(store)
+    snapshot = log.snapshot()
+    walk = snapshot.subjects("s.*")
+    next(walk)
+    log.purge()
+    for _ in range(5):
+        carry(store)
+    assert len(result_of(walk)) == 2 * FREED
+    snapshot.close()
+
+
+def result_of(walk: Walk[list[tuple[str, int]]]) -> list[tuple[str, int]]:
+    try:
+        while True:
+            next(walk)
+    except StopIteration as end:
+        found: list[tuple[str, int]] = end.value
+        return found

@@ -1,7 +1,8 @@
 """The in-memory store: the model of the port, and the store of streams that need not survive the process.
 
 A group is committed as soon as it is carried through: nothing here can fail. The durable store is tested against this
-one.
+one. Giving back the memory of very many messages takes a while: what was purged or deleted as a whole is taken apart by
+later groups, some thousand messages each (`backlog`).
 
 Savepoints are for tests that begin from the same streams. A savepoint copies the list of streams and nothing else;
 from then on each group that is finished adds to the newest savepoint how to undo it. So a savepoint costs the same
@@ -10,11 +11,14 @@ however much the streams hold, and rolling back costs what has changed since. Sa
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from slipstream.errors import StoreError, UsageError
 from slipstream.server.engine.ports import Group, Savepoints, StreamLog, record_size
+from slipstream.server.store.memory.index import MessageIndex
 from slipstream.server.store.memory.log import Groups, LogUndo, MemoryGroup, MemoryLog, SizeOf
+
+FREED = 8192  # messages and subjects that one group gives back
 
 
 class Savepoint:
@@ -54,6 +58,7 @@ class MemoryStore:
         self._committed: dict[str, tuple[MemoryLog, bytes]] = {}
         self._groups = Groups()
         self._savepoints: list[Savepoint] = []
+        self._refuse: list[MessageIndex] = []  # that nothing else refers to
 
     def streams(self) -> list[tuple[str, bytes]]:
         return [(name, config) for name, (_, config) in self._streams.items()]
@@ -135,11 +140,12 @@ class MemoryStore:
 
     @property
     def backlog(self) -> bool:
-        return False
+        return bool(self._refuse)
 
     def seal(self) -> Group:
         if self._groups.sealed is not None:
             raise UsageError("a sealed group is still under way; finish or abandon it first")
+        self._free()
         group, self._groups.open = self._groups.open, MemoryGroup()
         for log in group.touched:
             group.touched[log] = log.state
@@ -166,12 +172,29 @@ class MemoryStore:
         if savepoint is not None:
             savepoint.add(sealed)
         for log, state in sealed.touched.items():
-            log.finish(state, sealed.tombstones.get(log))
+            removed = sealed.tombstones.get(log)
+            log.finish(state, removed)
+            if removed is not None:
+                self._give_up(log, removed)
         for log in sealed.deleted:
             left = log.finish_deleted()
             if savepoint is not None:
                 savepoint.undo[log].index = left
+            self._give_up(log, left)
             self._groups.open.tombstones.pop(log, None)
+
+    def _give_up(self, log: MemoryLog, index: MessageIndex) -> None:
+        """A group that removed these messages is finished. Snapshots and savepoints may still refer to them."""
+        if len(index.messages) > FREED and not log.snapshots and not self._savepoints:
+            self._refuse.append(index)
+
+    def _free(self) -> None:
+        left = FREED
+        while left > 0 and self._refuse:
+            index = self._refuse[-1]
+            left = _pop_some(index.by_subject, _pop_some(index.messages, left))
+            if not index.by_subject:
+                self._refuse.pop()
 
     def abandon(self) -> None:
         if self._groups.sealed is not None and self._groups.sealed.committed:
@@ -192,3 +215,11 @@ class MemoryStore:
         if group is not self._groups.sealed or not isinstance(group, MemoryGroup):
             raise UsageError("group must be the one that was sealed last, and not finished yet")
         return group
+
+
+def _pop_some(items: dict[Any, Any], most: int) -> int:
+    """Take some items out of a dictionary; how many more may be taken elsewhere."""
+    while items and most > 0:
+        items.popitem()
+        most -= 1
+    return most
