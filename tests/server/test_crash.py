@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import re
 import socket
 import threading
 import time
+from base64 import b64decode
 from pathlib import Path
 
 import pytest
 
+from slipstream.wire import pub
+from tests.server.metered import RawClient
 from tests.servers import OurProcess
 
 NONE = b"NATS/1.0 404"
@@ -113,3 +117,43 @@ def test_every_acknowledged_message_is_found_after_kill_9(tmp_path: Path, rounds
     missing = {seq: message for seq, message in acked.items() if found.get(seq) != message}
     assert not missing, f"{len(missing)} of {len(acked)} acknowledged messages are missing or wrong"
     assert sorted(found) == list(range(1, len(found) + 1)), "sequences have gaps, and no message was deleted"
+
+
+MANY = 20_000
+
+
+@pytest.mark.parametrize("what", ["rollup", "limit"])
+def test_removal_of_very_many_messages_is_completed_after_kill_9(tmp_path: Path, what: str) -> None:
+    server = OurProcess(tmp_path)
+    client = RawClient(int(server.start().rpartition(":")[2]))
+    config = {"name": "R", "subjects": ["r.>"], "allow_rollup_hdrs": True, "storage": "file"}
+    client.api("STREAM.CREATE.R", config)
+    client.send(pub("r.other", b"stays"))
+    for _ in range(0, MANY, 2000):
+        client.send(pub("r.s", b"x") * 2000)
+    asked = RawClient(int(server.url.rpartition(":")[2]))
+    size = client.api("STREAM.INFO.R")["state"]["bytes"]
+    if what == "rollup":
+        asked.send(pub("r.s", b"new", f"{asked.inbox}r", b"NATS/1.0\r\nNats-Rollup: sub\r\n\r\n"))
+    else:
+        lower = json.dumps({**config, "max_bytes": size // MANY * 10}).encode()
+        asked.send(pub("$JS.API.STREAM.UPDATE.R", lower, f"{asked.inbox}r"))
+    while client.api("STREAM.INFO.R")["state"]["messages"] > MANY - 1000:
+        pass
+    left = client.api("STREAM.INFO.R")["state"]["messages"]
+    server.kill()
+    assert left > 100, "the removal was over before the kill"
+    client.close()
+    asked.close()
+    client = RawClient(int(server.start().rpartition(":")[2]))
+    most = 2 if what == "rollup" else 10
+    while (state := client.api("STREAM.INFO.R")["state"])["messages"] > most:
+        pass
+    assert state["last_seq"] == MANY + 1 + (what == "rollup")
+    if what == "rollup":
+        assert state["messages"] == 2
+        for subject, content in (("r.other", "stays"), ("r.s", "new")):
+            message = client.api("STREAM.MSG.GET.R", {"last_by_subj": subject})["message"]
+            assert b64decode(message["data"]).decode() == content
+    client.close()
+    server.kill()
