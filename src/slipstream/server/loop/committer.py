@@ -13,7 +13,7 @@ within the turn that seals them.
 All methods but `_store_small` and `_commit` run on the loop's thread.
 
 **The interpreter's lock.** A loop that is busy (jobs, a flood of core messages) releases the lock in every turn, but
-only for moments: it takes it again before the worker is awake, and each time the worker's claim to it starts anew, so
+only for moments: it takes it again before the worker is awake, and each time the worker's claim to it starts again, so
 that a commit of a few changes can wait for hundreds of milliseconds. Therefore the loop gives way (`give_way`, called
 in every turn) to a step that has been under way for `PATIENCE`. It waits until the worker needs the lock no more,
 because it waits for the disk or is done. While the worker waits for the disk, the loop cannot know how far that is: it
