@@ -1,7 +1,7 @@
 """Run by the Python processes that Spark's JVM starts, before anything else: they import pyspark from its package.
 
 Spark puts zip files of pyspark and py4j before the installed packages of the same release. The zip files hold sources
-only, and Python stores no bytecode for them: each process would compile them anew, which takes 0.8 s of CPU, and a
+only, and Python stores no bytecode for them: each process would compile them itself, which takes 0.8 s of CPU, and a
 query starts five processes. Where both are of one installation, the zip files are left out.
 
 Python runs at most one module of this name, so the one that is hidden by this one is run from here.

@@ -518,18 +518,16 @@ def test_an_invalid_pattern_among_many_matches_nothing_and_costs_nothing() -> No
     assert sequences(client.direct("S", {"multi_last": patterns})) == [1]
 
 
+MORE: list[dict[str, Any]] = [
+    {"no_hdr": True}, {"as_of": True}, {"max_bytes": 5}, {"multi_last": []}, {"multi_last": ["s.1"]},
+    {"last_by_subj": "s.2"}, {"next_by_subj": "s.2"}, {"batch": -1}, {"batch": 2}, {"batch": None},
+    {"up_to_seq": 4}, {"up_to_seq": -4}, {"up_to_time": "never"}, {"start_time": ""}, {"start_time": None},
+    {"min_last_seq": 6}, {"min_last_seq": -1}, {"min_last_seq": 2**64}, {"unknown": 1},
+]  # fmt: skip
 ONE_MESSAGE: list[Any] = [
     *({"seq": seq} for seq in (0, 1, 2, 6, 7, -1, 2**63, 2**64 - 1, 2**64, 1.0, "2", None)),
     *({"last_by_subj": subject} for subject in ("s.2", "s.9", "s.*", ">", "s", "", "é", None)),
-    *(
-        {"seq": 2} | more
-        for more in (
-            {"no_hdr": True}, {"as_of": True}, {"max_bytes": 5}, {"multi_last": []}, {"multi_last": ["s.1"]},
-            {"last_by_subj": "s.2"}, {"next_by_subj": "s.2"}, {"batch": -1}, {"batch": 2}, {"batch": None},
-            {"up_to_seq": 4}, {"up_to_seq": -4}, {"up_to_time": "never"}, {"start_time": ""}, {"start_time": None},
-            {"min_last_seq": 6}, {"min_last_seq": -1}, {"min_last_seq": 2**64}, {"unknown": 1},
-        )
-    ),
+    *({"seq": 2} | more for more in MORE),
     {"last_by_subj": "s.1", "min_last_seq": 3, "no_hdr": True},
     {"seq": None, "last_by_subj": "s.1"},
     b'{"seq":2', b'{"seq":2}{}', b'{"seq":2,"seq":3}', b"[]", b"2", b"null", b'{"seq":2}\xff', b"[" * 10_000,
