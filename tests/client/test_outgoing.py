@@ -84,8 +84,8 @@ def test_an_answer_is_sent_to_a_subject_that_a_peer_made_and_cannot_break_out_of
     assert core.take() == b""
 
 
-NO_SUBJECT: list[Any] = [None, 5, 1.5, b"a", ["a"], {}, object(), "", "a b"]
-NO_PAYLOAD: list[Any] = [None, 5, "text", ["a"], {}, object()]
+NO_SUBJECT: list[Any] = [None, 5, 1.5, b"a", ["a"], {}, Ellipsis, "", "a b"]
+NO_PAYLOAD: list[Any] = [None, 5, "text", ["a"], {}, Ellipsis]
 NO_NUMBER: list[Any] = [None, "5", 1.5, b"5", ["a"], {}, True, -1]
 
 
