@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import expr, spark_partition_id, when
 
 from slipstream import BlockingJetStream, BucketConfig, StreamConfig
 from slipstream.spark.failures import failure_of
@@ -16,9 +18,11 @@ from slipstream.spark.pipelines import Pipeline, parse
 from slipstream.spark.pipelines.build import QueryPlan, plan_queries
 from slipstream.spark.pipelines.fan_out.checkpoints import Checkpoint
 from slipstream.spark.pipelines.fan_out.shared_read import SharedRead
-from slipstream.spark.pipelines.fan_out.sharing import shared_reads
+from slipstream.spark.pipelines.fan_out.sharing import in_partitions, shared_reads
 from slipstream.spark.pipelines.queries import start_query
 from slipstream.spark.pipelines.state import StateFolder
+from slipstream.spark.sink.foreach_batch import write_to_stream
+from slipstream.spark.source.plan import split
 
 FILE = """
 [pipeline]
@@ -104,6 +108,15 @@ class Runs:
 
     def shared_plans(self, reads: list[SharedRead]) -> list[QueryPlan]:
         return [QueryPlan(f"shared-{one.source}", None, one.writer, str(one.checkpoint.folder)) for one in reads]
+
+    def fail_shared(self) -> None:
+        """A run of the shared read alone, which an outage ends."""
+        _, reads = self.plan()
+        (plan,) = self.shared_plans(reads)
+        query = start_query(plan, self.pipeline, self.state, once=True)
+        with pytest.raises(Exception, match="ConnectionLostError"):
+            query.awaitTermination(120)
+        assert not reads[0].failed
 
     def check(self, *, without: tuple[str, ...] = ()) -> None:
         """Every output has each of its rows once."""
@@ -203,6 +216,57 @@ def test_repeated_batch_writes_each_row_once(
         assert runs.run(only=("totals",), outputs=kept) == (["odd", "last", "dead-orders"], [])
         runs.check(without=("files",))
         assert runs.run(only=("files",), share_reads=False) == ([], [])  # it is in the file again
+    runs.check()
+
+
+def test_each_range_is_a_partition_with_its_messages_in_order(runs: Runs) -> None:
+    """Whichever partitions the shared read has."""
+    batch = runs.spark.range(11, 61, numPartitions=4).repartition(7).persist()
+    for ranges in (split(31, 60, partitions=3), split(60, 60, partitions=3), split(11, 60, partitions=50)):
+        found = in_partitions(batch, "id", ranges).withColumn("part", spark_partition_id()).collect()
+        expected = [(seq, number) for number, one in enumerate(ranges) for seq in range(one.start, one.end + 1)]
+        assert [(row["id"], row["part"]) for row in found] == expected
+
+
+@pytest.mark.parametrize("order", [("shared", "alone"), ("alone", "shared"), ("shared", "shared")])
+def test_output_that_is_ahead_writes_a_batch_once_in_its_own_read_and_a_shared_one(
+    runs: Runs, order: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sink knows by partition what it has written: some of them before a failure, the others in the next run."""
+    text = FILE.format(runs.name).replace("max_messages_per_trigger = 20", "partitions = 3")
+    runs.pipeline = parse(text, file=str(runs.folder / "p.toml"))
+    runs.publish(10)
+    assert runs.run(only=("totals",)) == (STATELESS, [])
+    runs.publish(20)
+    assert runs.run(share_reads=False, only=("odd",)) == ([], [])
+    runs.publish(30)
+    before = len(list(runs.js.stream(f"{runs.name}S").read()))
+
+    def cut(self: SharedRead, *rest: object) -> None:  # noqa: ARG001
+        raise OutageError
+
+    def cut_rows(rows: DataFrame, options: Mapping[str, str]) -> int:
+        """The task of the last partition fails, those of the others write their rows."""
+        fails = when(spark_partition_id() == 2, expr("raise_error('ConnectionLostError: the test')"))
+        return write_to_stream(rows.withColumn("data", fails.otherwise(rows.data)), options)
+
+    if order[0] == "alone":  # the shared query has begun the batch, too
+        with monkeypatch.context() as patch:
+            patch.setattr(SharedRead, "_attempt", cut)
+            runs.fail_shared()
+    with monkeypatch.context() as patch:
+        for module in (shared_reads.__module__, write_to_stream.__module__):
+            patch.setattr(f"{module}.write_to_stream", cut_rows)
+        if order[0] == "alone":
+            assert runs.run(share_reads=False, only=("odd",)) == ([], ["odd"])
+        else:
+            runs.fail_shared()
+    written = len(list(runs.js.stream(f"{runs.name}S").read()))
+    assert before < written < before + 12, "some of the rows of the batch"
+    if order[1] == "alone":
+        assert runs.run(share_reads=False, only=tuple(STATELESS)) == ([], [])
+    else:
+        assert runs.run(only=("totals",)) == (STATELESS, [])
     runs.check()
 
 

@@ -10,7 +10,8 @@ own, from its own checkpoint, and its sink is told those and not the shared quer
 
 A run that ends anywhere in between repeats shared batch 7, with the same end. An output that has committed it is at its
 end, and is left out. One that had begun it writes the same rows under the same id and number again, which is what its
-sink recognises. So nothing depends on which outputs shared a read when a batch was begun.
+sink recognises. So nothing depends on which outputs shared a read when a batch was begun. Sinks remember tasks by
+partition: the rows for an output that is ahead of the batch get the partitions that they have if it reads them alone.
 
 An output that fails for good is left out of the batches that follow, stays where it is, and reads by itself from there
 in the next run. Any other failure ends the query; its restart repeats the batch.
@@ -28,6 +29,7 @@ from slipstream.spark.micro_batch import BATCH_ID, QUERY_ID
 from slipstream.spark.pipelines.fan_out.checkpoints import Checkpoint, CheckpointPosition
 from slipstream.spark.pipelines.fan_out.grouping import SharingGroup
 from slipstream.spark.source.offsets import Offset
+from slipstream.spark.source.plan import Range
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,8 +37,9 @@ if TYPE_CHECKING:
 
 MAX_FAILURES = 20  # in a row, of one output: after those it is left out, and the others go on
 
-# Makes the views of a batch from its rows, without those up to a sequence (0: all of them); returns the rows.
-Views = Callable[["DataFrame", int], "DataFrame"]
+# Makes the views of a batch from its rows, all of them or those of a range of sequences, in the partitions that a query
+# which reads this range has; returns the rows.
+Views = Callable[["DataFrame", Range | None], "DataFrame"]
 Rows = Callable[["DataFrame"], "DataFrame"]
 
 
@@ -131,12 +134,13 @@ class SharedRead:
     ) -> None:
         """Write an output's rows of a batch. Raises what another attempt may mend."""
         number = position.batch + 1
-        seen = position.end.seq if position.end is not None and begin != position.end else 0
+        end = self.checkpoint.end_of(batch)
+        part = Range(position.end.seq + 1, end.seq) if position.end is not None and position.end != begin else None
         try:
-            if position.pending is not None and position.pending != self.checkpoint.end_of(batch):
+            if position.pending is not None and position.pending != end:
                 raise Error("its checkpoint has begun another batch; the next run reads for it alone")
             one.checkpoint.begin(number, offsets)
-            own = self._views(rows, seen)
+            own = self._views(rows, part)
             with _as_query(rows.sparkSession, one.checkpoint.query_id(), number):
                 count = one.write(one.rows(own), number)
             one.checkpoint.commit(number)

@@ -26,6 +26,7 @@ from slipstream.spark.pipelines.model import DEAD_LETTERS, Output, Pipeline, Sou
 from slipstream.spark.pipelines.sql_tables import tables_in
 from slipstream.spark.pipelines.state import StateFolder
 from slipstream.spark.sink.foreach_batch import waiting, write_to_bucket, write_to_stream
+from slipstream.spark.source.plan import Range, split
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -118,12 +119,12 @@ def _rows_for(output: Output) -> Rows:
 def _views(pipeline: Pipeline, source: Source, outputs: Sequence[Output]) -> Views:
     """A function that makes the views of a batch in its session: the source, and the steps between it and outputs."""
     steps = _steps_for(pipeline, outputs)
+    pieces = int(source.options.get("partitions", 0))
 
-    def make(batch: DataFrame, seen: int) -> DataFrame:
-        from pyspark.sql import functions as f
-
-        if seen:
-            batch = batch.where(f.col(sequence_column(source)) > seen)
+    def make(batch: DataFrame, part: Range | None) -> DataFrame:
+        if part is not None:
+            ranges = split(part.start, part.end, partitions=pieces)
+            batch = in_partitions(batch, sequence_column(source), ranges)
         rows = batch if source.format == "raw" else rows_of(source, batch)
         rows.createOrReplaceTempView(source.name)
         for step in steps:
@@ -131,6 +132,16 @@ def _views(pipeline: Pipeline, source: Source, outputs: Sequence[Output]) -> Vie
         return batch
 
     return make
+
+
+def in_partitions(batch: DataFrame, column: str, parts: Sequence[Range]) -> DataFrame:
+    """The messages from the first range on, each range in a partition of its number, in the order of the stream."""
+    from pyspark.sql import functions as f
+
+    sequence, starts = f.col(column), f.lit([one.start for one in parts])
+    number = f.size(f.filter(starts, lambda start: start <= sequence)) - 1
+    rows = batch.where(sequence >= parts[0].start).repartitionById(len(parts), number)
+    return rows.sortWithinPartitions(column)
 
 
 def _steps_for(pipeline: Pipeline, outputs: Sequence[Output]) -> list[Step]:
