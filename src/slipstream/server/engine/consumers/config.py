@@ -1,4 +1,4 @@
-"""Consumer configurations: parsed, completed with defaults, and checked by the rules of nats-server.
+"""Consumer configurations: parsed, completed with defaults, checked by the rules of nats-server; and their record.
 
 Rules, defaults, codes and texts are those of nats-server 2.15, plus `min_last_seq` (read-after-write). What this server
 does not support is rejected with a text that says so.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 from typing import Any
+
+import msgspec
 
 from slipstream.api import (
     AckPolicy,
@@ -351,3 +353,21 @@ def valid_group(name: str) -> bool:
 
 def bad_group() -> ApiError:
     return ErrorCode.CONSUMER_INVALID_GROUP_NAME.error()
+
+
+class StoredConsumer(msgspec.Struct, frozen=True):
+    """What the store keeps of a consumer beside its delivery state."""
+
+    created: int
+    config: dict[str, Any]
+    after: int | None = None  # the stream's last sequence when it was requested
+
+
+def config_record(created: int, config: ConsumerConfig, after: int | None = None) -> bytes:
+    """The value of a configuration record."""
+    return encode_json(StoredConsumer(created, config.to_dict(), after))
+
+
+def read_config(record: bytes) -> StoredConsumer:
+    """The content of a configuration record."""
+    return msgspec.json.decode(record, type=StoredConsumer)

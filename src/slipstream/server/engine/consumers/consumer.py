@@ -37,13 +37,13 @@ from slipstream.errors import ErrorCode, StoreError
 from slipstream.server.engine.consumers.ack_handling import AckHandling
 from slipstream.server.engine.consumers.ack_router import ACK_PREFIX
 from slipstream.server.engine.consumers.advisories import ConsumerAdvisories
-from slipstream.server.engine.consumers.config import filters_of
+from slipstream.server.engine.consumers.config import config_record, filters_of
 from slipstream.server.engine.consumers.cursor import Cursor
 from slipstream.server.engine.consumers.deliver_policy import SkipList
 from slipstream.server.engine.consumers.delivery_state import DeliveryState
 from slipstream.server.engine.consumers.job import DeliveryJob
 from slipstream.server.engine.consumers.parent import ParentStream
-from slipstream.server.engine.consumers.persistence import LazyCommit, StateWriter, config_record
+from slipstream.server.engine.consumers.persistence import LazyCommit, StateWriter
 from slipstream.server.engine.consumers.pull import PullDelivery
 from slipstream.server.engine.consumers.push import PushDelivery
 from slipstream.server.engine.consumers.timing import IdleTimer

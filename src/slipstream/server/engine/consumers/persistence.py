@@ -12,11 +12,8 @@ Records of a consumer are named `<name>\\0c` (configuration), `<name>\\0s` (sequ
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from slipstream.api import ConsumerConfig, encode_json
 from slipstream.errors import ApiError
 from slipstream.server.engine.consumers.deliver_policy import SkipList
 from slipstream.server.engine.consumers.delivery_state import HEAD_SIZE, DeliveryState
@@ -29,24 +26,6 @@ if TYPE_CHECKING:
     from slipstream.server.engine.journal import ReplyPort
 
 LAZY = 20_000_000
-
-
-class StoredConsumer(msgspec.Struct, frozen=True):
-    """What the store keeps of a consumer beside its delivery state."""
-
-    created: int
-    config: dict[str, Any]
-    after: int | None = None  # the stream's last sequence when it was requested
-
-
-def config_record(created: int, config: ConsumerConfig, after: int | None = None) -> bytes:
-    """The value of a configuration record."""
-    return encode_json(StoredConsumer(created, config.to_dict(), after))
-
-
-def read_config(record: bytes) -> StoredConsumer:
-    """The content of a configuration record."""
-    return msgspec.json.decode(record, type=StoredConsumer)
 
 
 def read_state(records: Mapping[str, bytes]) -> DeliveryState | None:

@@ -11,6 +11,7 @@ from collections import Counter
 from slipstream.api import AckPolicy, ConsumerConfig, DeliverPolicy, Retention
 from slipstream.errors import ConsumerNotFoundError, ErrorCode
 from slipstream.server.engine.consumers import config as rules
+from slipstream.server.engine.consumers.config import read_config
 from slipstream.server.engine.consumers.consumer import Consumer
 from slipstream.server.engine.consumers.cursor import Cursor
 from slipstream.server.engine.consumers.delivery_state import DeliveryState
@@ -19,7 +20,6 @@ from slipstream.server.engine.consumers.persistence import (
     LazyCommit,
     block_numbers,
     by_consumer,
-    read_config,
     read_state,
 )
 from slipstream.server.engine.consumers.retention import InterestRetention

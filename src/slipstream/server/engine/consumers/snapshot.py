@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from slipstream.api import NOT_JSON, ConsumerConfig, encode_json
-from slipstream.server.engine.consumers.config import valid_name
+from slipstream.server.engine.consumers.config import config_record, valid_name
 from slipstream.server.engine.consumers.consumer import Consumer
 from slipstream.server.engine.consumers.delivery_state import DeliveryState
-from slipstream.server.engine.consumers.persistence import config_record, state_records
+from slipstream.server.engine.consumers.persistence import state_records
 
 
 class Pair(msgspec.Struct):
