@@ -107,11 +107,10 @@ def term_body(reason: str) -> bytes:
     return b"%b %b" % (TERM, reason.encode()) if reason else TERM
 
 
-class BaseJsMessage(BaseMessage[C], Generic[C], gc=False):
+class BaseJsMessage(BaseMessage[C], Generic[C]):
     """A message of a consumer: its content, the server's metadata, and whether it was settled here.
 
-    `is_settled`: a terminal ack was sent, or none is wanted; acks are ignored from then on. It cannot be part of a
-    cycle, so the cyclic garbage collector does not track it: tracking took as long as making it.
+    `is_settled`: a terminal ack was sent, or none is wanted; acks are ignored from then on.
     """
 
     is_settled: bool = False
