@@ -23,6 +23,7 @@ from slipstream.jetstream import requests
 from slipstream.jetstream.publish.ack_window import AckWindow, PublishAcks
 from slipstream.jetstream.publish.sent import Sent
 from slipstream.wire import Headers, Msg
+from tests.client.test_session import connected
 
 NO_RESPONDERS = b"NATS/1.0 503\r\nNats-Subject: orders.new\r\n\r\n"
 
@@ -190,9 +191,9 @@ def test_the_window_counts_acks_and_keeps_failures_with_their_position() -> None
     acks, window = PublishAcks(), AckWindow(2)
     published(acks, window, "a", "b")
     assert not window.takes_next()
-    assert acks.deliver(reply(b'{"stream":"S","seq":1,"duplicate":true}', token="1"))
+    acks.deliver(reply(b'{"stream":"S","seq":1,"duplicate":true}', token="1"))
     assert window.takes_next()
-    assert acks.deliver(reply(b"", NO_RESPONDERS, token="2"))
+    acks.deliver(reply(b"", NO_RESPONDERS, token="2"))
     assert window.is_empty()
     assert (window.acked, window.duplicates, window.sent) == (1, 1, 2)
     assert [(f.position, f.subject, type(f.error)) for f in window.failures] == [(1, "b", NoStreamError)]
@@ -245,6 +246,7 @@ def test_acks_are_read_out_of_received_bytes_as_they_are_decoded(body: bytes, ex
         ack(1, b'{"stream":"S","seq":7}')[:-1],
         b"H" + ack(1, b'{"stream":"S","seq":7}'),
         ack(1, b'{"stream":"\xff","seq":7}'),
+        ack(1, b'{"stream":"S","seq":7}').replace(b".1 1 ", b".1 2 "),  # the copy of a subscription to `>`
     ],
 )
 def test_whatever_is_no_ordinary_ack_is_left_to_the_parser(data: bytes) -> None:
@@ -272,6 +274,14 @@ def test_a_rejected_subject_fails_its_own_publishes_only() -> None:
     assert not acks.deny(AuthorizationError("not allowed"), "a")
     assert [(failed.position, failed.subject) for failed in window.failures] == [(0, "a"), (2, "a")]
     assert (window.in_flight, acks.awaits(1), acks.awaits(2)) == (1, False, True)
+
+
+def test_a_message_to_the_token_of_the_finder_does_not_end_it() -> None:
+    session, acks, window = connected(), PublishAcks(), AckWindow(5)
+    token = session.requests.start_one("a", b"", acks, (window, Sent(0, "a")), b"")
+    session.received(b"MSG _INBOX.N.%b 1 2\r\nhi\r\n" % acks.token.encode(), 0)
+    session.received(ack(token, b'{"stream":"S","seq":7}').replace(b".x.", b".N."), 0)
+    assert (window.acked, window.in_flight) == (1, 0)
 
 
 def test_a_lost_connection_fails_the_publishes_of_all_windows_and_the_next_one_opens_anew() -> None:

@@ -170,3 +170,12 @@ def test_a_reply_with_a_token_that_a_peer_made_up_is_dropped(token: str) -> None
     assert (window.in_flight, window.error, session.effects.take()) == (1, None, [])
     session.received(answer(pub, "ours", 1), 0)
     assert window.acked == 1
+
+
+def test_a_message_to_the_token_of_the_window_is_no_answer_and_does_not_end_it() -> None:
+    session, window = connected(), BlockWindow[str](10)
+    (pub,) = send(session, window, ["one"])
+    session.received(answer(pub._replace(reply=f"_INBOX.N.{window.token}"), "ours", 9), 0)
+    assert (window.in_flight, window.acked, window.error) == (1, 0, None)
+    session.received(answer(pub, "no_responders", 1), 0)
+    assert [rejected.item for rejected in window.rejected] == ["one"]

@@ -17,16 +17,18 @@ from typing import Final
 from msgspec.structs import replace
 
 from slipstream.api import PubAck
+from slipstream.client.requests import INBOX_SID
 from slipstream.errors import ConnectionClosedError, ConnectionLostError, Error, NoRespondersError
 from slipstream.jetstream.publish.sent import FailedPublish, Sent
 from slipstream.jetstream.requests import decode_publish
 from slipstream.wire import Msg
 from slipstream.wire.frame_runs import matches_in_row
 
-# Behind the prefix of reply subjects: token, size, stream, domain, sequence, whether it is a duplicate.
+# Behind the prefix of reply subjects: token, size, stream, domain, sequence, whether it is a duplicate. Of the inbox
+# only: a subscription of the user's to `>` gets a copy of each ack, which is a message of that subscription.
 _ACK: Final = (
-    rb'(\d{1,18}) \d+ (\d{1,9})\r\n\{"stream":"([ !#-\[\]-~]+)",(?: ?"domain":"([ !#-\[\]-~]*)",)? ?"seq":(\d{1,20})'
-    rb'(,"duplicate": ?true)?\}\r\n'
+    rb"(\d{1,18}) " + INBOX_SID + rb' (\d{1,9})\r\n\{"stream":"([ !#-\[\]-~]+)",'
+    rb'(?: ?"domain":"([ !#-\[\]-~]*)",)? ?"seq":(\d{1,20})(,"duplicate": ?true)?\}\r\n'
 )
 
 
@@ -243,12 +245,12 @@ class PublishAcks:
         return pos, count
 
     def deliver(self, msg: Msg) -> bool:
-        """Take an answer that came as a message."""
+        """Take an answer that came as a message. It is never the last: a peer may send to the token of this sink."""
         token = int(msg.subject.rpartition(".")[2])
         window = self._windows.pop(token, None)
         if window is not None:
             window.deliver(token, msg)
-        return True
+        return False
 
     def deny(self, error: Error, subject: str) -> bool:
         """Fail the publishes to a subject that the server rejects; the others are still answered."""

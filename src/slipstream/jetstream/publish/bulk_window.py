@@ -126,8 +126,13 @@ class BlockWindow(Generic[T]):
         return pos, count
 
     def deliver(self, msg: Msg) -> bool:
-        """Take an answer that came as a message; each publish has exactly one."""
+        """Take an answer that came as a message; each publish has exactly one.
+
+        It is never the last: a peer may send to the token of this sink.
+        """
         token = int(msg.subject.rpartition(".")[2])
+        if token not in self._waiting:
+            return False
         at = bisect_right(self._firsts, token) - 1
         block, position = self._blocks[at], token - self._firsts[at]
         try:
@@ -139,7 +144,7 @@ class BlockWindow(Generic[T]):
             self.duplicates += ack.duplicate
             self.last_seq = ack.seq
         self._waiting.discard(token)  # last: a waiting thread may look at once
-        return True
+        return False
 
     def fail(self, error: Error) -> None:
         """The connection is gone: whether the publishes in flight were stored is unknown."""
