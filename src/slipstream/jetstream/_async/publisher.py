@@ -246,7 +246,8 @@ class Publisher(Openable):
             epoch = client.epoch
             token = client.start_one(sent.subject, sent.payload, self._acks, (window, sent), header=sent.header)
             if client.epoch != epoch or not client.is_connected:  # it must not be kept for a later connection
-                self._acks.drop(token)
+                if not self._acks.drop(token):  # it was answered before, or is in doubt once more
+                    window.in_doubt.remove(sent)
                 client.cancel(str(token))
                 return
             window.in_doubt.remove(sent)

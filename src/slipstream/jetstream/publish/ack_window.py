@@ -173,9 +173,9 @@ class AckWindow:
         """Report one of the messages in doubt as failed: it cannot be sent again."""
         self._failed(sent, self.lost_error or ConnectionLostError("the connection was lost"))
 
-    def drop(self, token: int) -> None:
-        """Forget a publish that was not sent after all."""
-        self._waiting.pop(token, None)
+    def drop(self, token: int) -> bool:
+        """Forget a publish that was not sent after all; whether it still had no answer."""
+        return self._waiting.pop(token, None) is not None
 
     def forget(self, error: Error) -> list[int]:
         """Abandon the publishes in flight; returns their tokens, to be cancelled."""
@@ -213,11 +213,10 @@ class PublishAcks:
         self._windows[token] = window
         window.sending(token, sent)
 
-    def drop(self, token: int) -> None:
-        """Forget a publish."""
+    def drop(self, token: int) -> bool:
+        """Forget a publish; whether it still had no answer."""
         window = self._windows.pop(token, None)
-        if window is not None:
-            window.drop(token)
+        return window is not None and window.drop(token)
 
     # Called by the client
 
