@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from zlib import crc32
 
 import lmdb
 import pytest
@@ -23,7 +24,7 @@ from slipstream.server.store.lmdb.env import translated
 from slipstream.server.store.lmdb.jobs import _sorted
 from slipstream.server.store.lmdb.log import LmdbLog
 from slipstream.server.store.lmdb.pages import PageFile
-from slipstream.server.store.lmdb.records import CorruptMessageError, decode, seal
+from slipstream.server.store.lmdb.records import MESSAGE_KEY, CorruptMessageError, decode, seal
 from slipstream.server.store.lmdb.salvage import Survey
 from slipstream.server.store.lmdb.segments import Tuning
 from slipstream.server.store.lmdb.store import LmdbStore
@@ -113,6 +114,32 @@ def test_every_bit_of_a_record_is_covered_by_its_checksum() -> None:
             decode("S", 7, key, bytes(broken))
     with pytest.raises(CorruptRecordError):
         decode("S", 8, key[:-1] + b"\x08", value)
+
+
+def test_a_scan_takes_no_message_for_another_one_whose_key_has_the_same_checksum(store: LmdbStore) -> None:
+    own, others = store.create("own", b""), store.create("others", b"")
+    last = 0xd07aa046
+    assert crc32(MESSAGE_KEY.pack(1, last)) == crc32(MESSAGE_KEY.pack(2, 1))
+    others.append(0, "others", b"", b"secret")
+    own.skip(last - 1)
+    own.append(0, "own", b"", b"1")
+    own.append(0, "own", b"", b"2")
+    carry(store)
+    own.remove(last)
+    carry(store)
+    assert [record.seq for record in own.scan("", last - 1, limit=10)] == [last - 1]
+    assert own.scan("", last, limit=10) == []
+
+
+def test_a_scan_over_a_wide_gap_takes_no_message_for_another_one(store: LmdbStore) -> None:
+    log, later = store.create("own", b""), 0x196300775
+    assert crc32(MESSAGE_KEY.pack(1, 2)) == crc32(MESSAGE_KEY.pack(1, later))
+    log.append(0, "s", b"", b"1")
+    carry(store)
+    log.skip(later)
+    log.append(0, "s", b"", b"2")
+    carry(store)
+    assert [record.seq for record in log.scan("", 1, limit=10)] == [1, later]
 
 
 def test_a_damaged_message_raises_and_the_others_are_served(path: Path) -> None:

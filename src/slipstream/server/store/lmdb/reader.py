@@ -258,18 +258,21 @@ class LogReader:
     def _scan_all(self, seq: int, limit: int, max_bytes: int) -> list[Record]:
         # Hot. A checksum covers the key too: a value that matches with the key of the expected message is that message.
         # So keys are not read, and of their checksums only the last byte's step is new, until a value does not match.
+        # The checksums of two keys always differ if only their last four bytes do. Those of two streams may be equal:
+        # the stream must have its last message, so that the scan does not come to the next stream unawares.
         base, env = self._base, self._env
         found: list[Record] = []
         crc, size, last_seq = crc32, 0, base.state.last_seq
         end = _key(base.sid, last_seq)
         proved = seq  # messages before it may be served
-        has_gaps = bool(env.strays)  # or may have; where there was one, there are more
+        has_gaps: bool = bool(env.strays) or seq ^ last_seq > _NOT  # or may have; where there was one, there are more
         named: int
         headed: int
         key_crc: int
         before: int = crc32(_key(base.sid, seq)[:-1]) ^ _NOT  # of the key without its last byte
         try:
             with env.read.cursor() as cursor:
+                has_gaps = has_gaps or not cursor.set_key(end)
                 if cursor.set_range(_key(base.sid, seq)):
                     for value in islice(cursor.iternext(keys=False), limit):
                         if not has_gaps:
