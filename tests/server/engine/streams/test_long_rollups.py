@@ -196,6 +196,20 @@ def test_limit_takes_what_a_rollup_replaces_before_other_messages(limit: dict[st
     assert [subject for _, subject in held(rig)] == ["s.a", "s.c", *(f"s.new.{n}" for n in range(20))]
 
 
+def test_limit_goes_on_with_other_messages_once_a_rollup_has_none_left() -> None:
+    rig = filled(Rig(), max_msgs=COUNT + 1)
+    client, log = rig.client(), rig.engine.streams["S"].log
+    client.send(b"".join(pub("s.between", b"x") for _ in range(10)))
+    publish(client, "r", SUB)
+    for n in range(COUNT + 50):  # no turn of the jobs in between: the limit takes all that the rollup replaces
+        publish(client, str(n), subject="s.new")
+        assert log.state.messages <= COUNT + 1
+    found = to_the_end(rig, client, COUNT + 51)
+    assert found["r"]["seq"] == COUNT + 12
+    assert {subject for _, subject in held(rig)} == {"s.new"}
+    assert not msgspec.json.decode(rig.engine.streams["S"].stored()).get("removals")
+
+
 def test_stream_that_discards_new_messages_has_the_room_of_a_rollup_at_once(rig: Rig) -> None:
     client = rig.client()
     config = {"name": "S", "subjects": ["s.>"], "storage": "file", "allow_rollup_hdrs": True}

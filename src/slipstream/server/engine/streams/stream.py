@@ -720,7 +720,7 @@ class Stream:
         """Remove the oldest messages until the limits hold, but so many at most; returns how many."""
         log, count = self.log, 0
         while count < most and (excess := self._excess()) > 0:
-            for rollup in self._rollups.values():  # a message that was replaced is not there, for a limit
+            for rollup in list(self._rollups.values()):  # a message that was replaced is not there, for a limit
                 if not rollup.is_over and (removed := rollup.remove(min(excess, most - count))):
                     break
             else:
