@@ -118,7 +118,7 @@ def test_every_bit_of_a_record_is_covered_by_its_checksum() -> None:
 
 def test_a_scan_takes_no_message_for_another_one_whose_key_has_the_same_checksum(store: LmdbStore) -> None:
     own, others = store.create("own", b""), store.create("others", b"")
-    last = 0xd07aa046
+    last = 0xD07AA046
     assert crc32(MESSAGE_KEY.pack(1, last)) == crc32(MESSAGE_KEY.pack(2, 1))
     others.append(0, "others", b"", b"secret")
     own.skip(last - 1)
