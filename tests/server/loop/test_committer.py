@@ -11,8 +11,10 @@ import pytest
 
 from slipstream.server import Server
 from slipstream.server.loop import committer
-from slipstream.server.loop.committer import Worker
+from slipstream.server.loop.committer import Committer, Worker
 from slipstream.server.store.memory.store import MemoryStore
+from slipstream.wire import pub
+from tests.server.support import Rig
 
 LONG = 30.0
 
@@ -125,3 +127,28 @@ async def test_timer_of_a_busy_server_adds_no_turn_to_each_round_of_the_loop() -
             is_busy = False
             del driver.engine.step
         assert 0 < len(steps) <= 20
+
+
+@pytest.mark.parametrize("is_refused", [True, False])
+async def test_commit_in_memory_lets_the_jobs_go_on_that_waited_for_it(is_refused: bool) -> None:
+    rig, turns = Rig(), list[str]()
+    client = rig.client()
+    client.create("S")
+    (journal,) = rig.engine.journals
+    own = Committer(
+        rig.engine,
+        journal,
+        worker=None,
+        clock=lambda: rig.now,
+        wake=lambda: turns.append("turn"),
+        group_sealed=lambda: None,
+    )
+    for _ in range(2):
+        client.send(pub("s.a", b"x"), settle=False)
+        if is_refused:
+            assert not journal.admits(0)
+        turns.clear()
+        own.turn()
+        assert journal.settled
+        assert turns == (["turn"] if is_refused else [])
+        assert journal.admits(0)

@@ -64,7 +64,7 @@ class LogFollower(Protocol):
 class CommitBatch:
     """A sealed group with its answers. `group` is None if nothing changed: then nothing is written."""
 
-    __slots__ = ("after", "answers", "catalog", "events", "group", "journal", "reports")
+    __slots__ = ("after", "answers", "catalog", "events", "group", "has_refused", "journal", "reports")
 
     def __init__(
         self, journal: Journal, group: Group | None, answers: list[Answer], events: list[DeferredMessage], catalog: bool
@@ -76,6 +76,7 @@ class CommitBatch:
         self.catalog: bool = catalog
         self.after: list[Callable[[], None]] = []
         self.reports: list[Callable[[], None]] = []
+        self.has_refused: bool = False  # a job that was to add to it waits for its commit
 
 
 class Journal:
@@ -141,6 +142,7 @@ class Journal:
         batch.after, self.after = self.after, []
         batch.reports, self.reports = self.reports, []
         self.answers, self.events, self.catalog = [], [], False
+        batch.has_refused = self._has_refused
         self._is_owed, self._has_refused = self._is_owed or self._has_refused, False
         self.under_way = batch
         return batch

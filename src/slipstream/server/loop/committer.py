@@ -175,7 +175,7 @@ class Committer:
                 self._engine.committed(batch, self._clock())
             else:
                 self._commit_now(batch, group)
-            if self.journal.ready or self._engine.has_new_jobs:  # the commit made others go on
+            if self.journal.ready or self._engine.has_new_jobs or batch.has_refused:  # the commit made others go on
                 self._wake()
         elif group.size <= SMALL and not self.journal.store.backlog:
             self._batch = batch
