@@ -561,7 +561,8 @@ class LmdbLog(LogReader):
                 low, high = max(start, self._first_seq), min(end, below)
                 found = [seq for seq, _ in view.items(low, high)]
                 if len(found) >= keep:
-                    return found[-keep] if keep else high
+                    # All that are kept are above this block if `keep` is 0 by now: their first one.
+                    return found[-keep] if keep else next((seq for seq, _ in view.items(high, below)), below)
                 keep -= len(found)
         return self._first_seq
 
