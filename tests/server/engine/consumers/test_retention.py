@@ -297,3 +297,27 @@ def test_an_acked_message_waits_for_the_mirror_that_lacks_it(rig: Rig, retention
     assert kept(bench) == []
     state = bench.client.api("STREAM.INFO.M")["state"]
     assert (state["messages"], state["first_seq"], state["last_seq"]) == (3, 1, 3)
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_a_deleted_consumer_does_not_leave_acked_messages_for_a_mirror_that_has_them(
+    rig: Rig, *, is_behind: bool
+) -> None:
+    bench = Bench(rig, retention="interest")
+    bench.create("a")
+    bench.create("b")
+    bench.client.create("M", subjects=[], mirror={"name": "S"})
+    (mirror,) = rig.engine.streams["M"].ingests
+    assert isinstance(mirror, Ingest)
+    if is_behind:
+        mirror.pause(HELD)
+    bench.fill("s.a", "s.b")
+    bench.ack(bench.pull(1, "a")[0], sync=True)
+    bench.client.api("CONSUMER.DELETE.S.b")
+    rig.settle()
+    if is_behind:
+        assert kept(bench) == [1, 2]
+        mirror.resume()
+        rig.settle()
+    assert kept(bench) == [2]
+    assert [record.seq for record in rig.engine.streams["M"].log.scan("", 0, limit=5)] == [1, 2]

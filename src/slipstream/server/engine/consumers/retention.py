@@ -87,10 +87,21 @@ class InterestRetention:
 
     # Mirrors and sources of other streams are an interest too.
 
-    def wanted(self, seq: int, subject: str) -> bool:
-        """Whether a consumer needs a message, or a mirror or source covers its subject."""
-        needed = any(cursor.needs(seq, subject) for cursor in self._cursors.values())
-        return needed or bool(self._stream.downstream and self._taken(subject))
+    def release(self, seq: int, subject: str) -> None:
+        """Remove a message, unless a consumer needs it, or it is kept for a mirror or source alone. If it is kept for
+        both, and the consumers need it no more, it is removed as soon as the others have it."""
+        cursors = self._cursors.values()
+        if any(cursor.needs(seq, subject) for cursor in cursors):
+            return
+        takers = [taker for taker in self._stream.downstream if taker.covers(subject)]
+        if takers:
+            is_committed = seq <= self._stream.log.committed.last_seq  # before, no other stream gets it
+            if not is_committed or not any(cursor.filters.covers(subject) for cursor in cursors):
+                return
+            if any(taker.lacks(seq) for taker in takers):
+                self._owed[seq] = None
+                return
+        self._stream.log.remove(seq)
 
     def _taken(self, subject: str) -> bool:
         return any(taker.covers(subject) for taker in self._stream.downstream)
@@ -168,7 +179,6 @@ class Sweep:
             seqs = range(max(self._seq, log.committed.last_seq + 1), self._last + 1)
             records = [record for seq in seqs if (record := log.peek(seq)) is not None]
         for record in records:
-            if not self._retention.wanted(record.seq, record.subject):
-                log.remove(record.seq)
+            self._retention.release(record.seq, record.subject)
         self._seq = records[-1].seq + 1 if records else self._last + 1
         return Progress.MORE, len(records)
