@@ -165,8 +165,12 @@ def _build(directory: Path, src: Path, level: str) -> Path:
     files = [path.as_posix() for path in files_of(src)]
     print(f"compiling {len(files)} modules into {directory}; this takes some minutes, once", file=sys.stderr)
     environment = {**os.environ, "PYTHONPATH": "", "MYPYPATH": ""}
-    subprocess.run(
-        [sys.executable, str(SCRIPT), level, GROUP, f"../{made.name}", *files], cwd=target, env=environment, check=True
+    subprocess.run(  # what mypyc and the compiler say must not be taken for the directory that `main` prints
+        [sys.executable, str(SCRIPT), level, GROUP, f"../{made.name}", *files],
+        cwd=target,
+        env=environment,
+        stdout=sys.stderr,
+        check=True,
     )
     stamp.write_text(name, "utf-8")
     return target
