@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from slipstream.extras import needed_by
+from slipstream.spark.formats import register
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,8 +22,8 @@ def session(
 
     Workers run the Python of this process (else they run the system's, which lacks the package: Spark then says that
     there is no format `jetstream`), Java is looked for where neither JAVA_HOME nor the PATH has it, a local master
-    listens on the loopback interface only, and neither warnings nor progress bars are printed unless `verbose` is set.
-    Settings of the environment or `conf` take precedence.
+    listens on the loopback interface only, the formats are registered (`register`), and neither warnings nor progress
+    bars are printed unless `verbose` is set. Settings of the environment or `conf` take precedence.
     """
     from slipstream.spark.pipelines.spark_session import (
         compiled_workers,
@@ -48,4 +49,6 @@ def session(
     for key, value in (conf or {}).items():
         builder = builder.config(key, value)
     with compiled_workers():
-        return builder.getOrCreate()
+        spark = builder.getOrCreate()
+    register(spark)
+    return spark

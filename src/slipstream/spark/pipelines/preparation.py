@@ -27,17 +27,11 @@ def prepare(spark: SparkSession, pipeline: Pipeline, connection: Mapping[str, st
 
 
 def _prepare(spark: SparkSession, stream: str, connection: Mapping[str, str]) -> None:
-    from slipstream.spark.source.kv import KeyValueDataSource
-    from slipstream.spark.source.stream import JetStreamDataSource
-
+    if not stream:
+        return
     with suppress(Exception):  # such as: the stream is created later
-        # Registered here, the formats have the environment of Python functions: Spark has one daemon of workers per
-        # environment, and gives the formats that it finds by itself another one.
-        for source in (JetStreamDataSource, KeyValueDataSource):
-            spark.dataSource.register(source)
-        if stream:
-            reader = spark.read.format(JETSTREAM).options(**connection).option("starting", "latest")
-            reader.load(stream).select("data").mapInArrow(_same, "data BINARY").collect()
+        reader = spark.read.format(JETSTREAM).options(**connection).option("starting", "latest")
+        reader.load(stream).select("data").mapInArrow(_same, "data BINARY").collect()
 
 
 def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

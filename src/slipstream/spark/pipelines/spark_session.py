@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from slipstream.errors import Error, UsageError
 from slipstream.spark import worker_start
+from slipstream.spark.formats import register
 from slipstream.spark.pipelines.model import Pipeline
 from slipstream.spark.pipelines.state import WAREHOUSE, StateFolder
 
@@ -118,7 +119,9 @@ def start_spark(
         _in_thread(start, stopping, meanwhile=_import_meanwhile)
         if not verbose:
             silence_context_loggers()
-        return SparkSession.builder.getOrCreate()
+        spark = SparkSession.builder.getOrCreate()
+        register(spark)
+        return spark
     except (PySparkException, Py4JError) as error:
         more = "" if verbose else f" (see {state.spark_log})"
         raise UsageError(f"Spark did not start with master {master!r}: {spark_message(error)}{more}") from error
