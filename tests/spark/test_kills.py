@@ -99,10 +99,12 @@ class Job:
             )
 
     def batches(self) -> int:
-        """How many batches were committed, of all outputs."""
-        return len(
-            [one for one in (self._folder / "kills-state").glob("checkpoints/*/commits/*") if one.name.isdigit()]
-        )
+        """How many batches were committed, of all outputs. Spark keeps the files of the last hundred of each."""
+        newest: dict[Path, int] = {}
+        for one in (self._folder / "kills-state").glob("checkpoints/*/commits/*"):
+            if one.name.isdigit():
+                newest[one.parent] = max(newest.get(one.parent, 0), int(one.name) + 1)
+        return sum(newest.values())
 
     def wait_for_work(self, before: int) -> None:
         """Until it has committed more than before."""
