@@ -58,8 +58,26 @@ class Work:
         return answer
 
     async def fill(self, *tokens: str, payload: bytes = b"x") -> None:
+        last = 0
         for token in tokens:
-            await self.wire.nc.request(f"{self.wire.subject}.{token}", payload, timeout=10)
+            answer = await self.wire.nc.request(f"{self.wire.subject}.{token}", payload, timeout=10)
+            last = json.loads(answer.data)["seq"]
+        await self._counted(last)
+
+    async def _counted(self, last: int) -> None:
+        """Wait until all consumers without filters count what was stored: nats-server acks a publish before that, and
+        what it delivers meanwhile has too few pending."""
+        async with asyncio.timeout(10):
+            behind = True
+            while behind:
+                answer = await self.wire.nc.request(f"$JS.API.STREAM.INFO.{self.name}", b"", timeout=10)
+                stored = json.loads(answer.data)["state"]["messages"]  # limits may have removed some
+                answer = await self.wire.nc.request(f"$JS.API.CONSUMER.LIST.{self.name}", b"", timeout=10)
+                behind = any(
+                    one["num_pending"] < min(stored, last - one["delivered"]["stream_seq"])
+                    for one in json.loads(answer.data)["consumers"]
+                    if not one["config"].get("filter_subject") and not one["config"].get("filter_subjects")
+                )
 
     async def pull(self, body: Any, count: int, name: str = "c") -> list[Msg]:
         """A pull on an inbox of its own; its first `count` answers, for the record."""

@@ -20,6 +20,7 @@ def salvaged(verdicts: list[trials.Verdict]) -> float:
     return sum(each.share >= 0.95 for each in verdicts) / len(verdicts)
 
 
+@pytest.mark.timeout(600)  # each trial has its own: a child that does not end is a verdict
 def test_random_damage_is_reported_and_never_served(tmp_path: Path) -> None:
     verdicts = trials.run(tmp_path, 63, seed=3)
     assert not bad(verdicts), trials.table(verdicts)
