@@ -119,6 +119,23 @@ class Node:
         return found
 
 
+def wait_until_replicable(js: JetStream) -> None:
+    """Until the cluster places streams with three replicas.
+
+    A server that has just started, or was cut off, is no place for replicas until the leader has heard of it, which no
+    statistic shows.
+    """
+    wait_for(partial(_can_replicate, js), "a stream with three replicas", timeout=30)
+
+
+def _can_replicate(js: JetStream) -> bool:
+    try:
+        js.create_stream(StreamConfig(name="_whole", subjects=("_whole",), num_replicas=3)).delete()
+    except (ApiError, RequestTimeoutError):
+        return False
+    return True
+
+
 class Cluster:
     """Three nodes; use it as a context manager."""
 
@@ -213,15 +230,7 @@ class Cluster:
         """Until all nodes have routes to each other and the cluster counts all of them as there."""
         wait_for(self._is_whole, "the cluster to be whole", timeout=60)
         with connect_blocking(self.urls) as nc:
-            wait_for(partial(self._can_place, nc.jetstream()), "a stream with three replicas", timeout=30)
-
-    def _can_place(self, js: JetStream) -> bool:
-        """A node that was cut off is no place for replicas until it was heard of again, which no figure shows."""
-        try:
-            js.create_stream(StreamConfig(name="_whole", subjects=("_whole",), num_replicas=3)).delete()
-        except (ApiError, RequestTimeoutError):
-            return False
-        return True
+            wait_until_replicable(nc.jetstream())
 
     def _is_whole(self) -> bool:
         for node in self.nodes.values():

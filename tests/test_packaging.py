@@ -27,6 +27,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from slipstream import StreamConfig, connect_blocking
+from tests.cluster import wait_until_replicable
 from tests.ports import free_port
 from tests.servers import real_binary
 
@@ -227,6 +228,7 @@ def test_the_cluster_of_the_compose_file_has_three_servers_and_a_console(tmp_pat
         url = ",".join(f"nats://127.0.0.1:{services.ports[name, 4222]}" for name in names)
         until_ok("-s", url, "server", "check", "jetstream")
         with connect_blocking(url, timeout=10) as client:
+            wait_until_replicable(client.jetstream())
             made = StreamConfig("ORDERS", subjects=["orders"], num_replicas=3)
             client.jetstream().create_stream(made, timeout=30)
             assert client.server_info.cluster == "nats"
