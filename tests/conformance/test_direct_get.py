@@ -41,7 +41,7 @@ async def batch(url: str, stream: str, request: GetRequest) -> list[BatchItem | 
 
 @pytest.mark.spec("DG-15")
 async def test_a_batch_ends_by_its_size_and_without_one_by_the_servers(any_server: str, fresh: str, wire: Wire) -> None:
-    count, size = 70_000, 1_000
+    count, size = 7_000, 10_000
     async with connect(any_server) as nc:
         js = nc.jetstream(timeout=30)
         stream = await js.create_stream(config(fresh, storage="memory"))

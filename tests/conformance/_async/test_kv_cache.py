@@ -15,7 +15,7 @@ from slipstream.kv._async.key_value import CachedKeyValue, KeyValue
 from slipstream.kv._async.stream_storage import StreamFeed
 from slipstream.kv.cache import Miss
 from slipstream.kv.codecs import Base64Keys
-from tests._async.concurrency import until
+from tests._async.concurrency import sleep, until
 
 SECOND = timedelta(seconds=1)
 SOON = timedelta(seconds=0.2)  # for tests that wait until a check notices
@@ -66,6 +66,7 @@ async def test_an_expired_value_is_not_returned(any_server: str, fresh: str, his
             # As other clients do: without a rollup, so that the older value comes back.
             await js.publish(f"$KV.{fresh}.theirs", b"new", ttl=SECOND)
             await until(lambda: cache.stats.updates >= 4)
+            await sleep(0.8)  # nothing can expire yet; from here on without a pause, to be there when it does
             after = b"old" if history > 1 else None
             seen: set[tuple[str, bytes | None]] = set()
             while (await value(kv, "ours"), await value(kv, "theirs")) != (None, after):
@@ -86,6 +87,7 @@ async def test_a_bucket_with_a_ttl_is_cached_and_its_values_expire(any_server: s
         short = await js.create_key_value(BucketConfig(bucket=f"{fresh}s", ttl=SECOND))
         await short.put("k", b"1")
         async with cached(short, recheck_after=LATE) as cache:
+            await sleep(0.8)  # it cannot expire before
             while await value(short, "k") is not None:
                 assert await value(cache, "k") in (b"1", None)
             assert await value(cache, "k") is None

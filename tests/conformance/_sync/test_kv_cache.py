@@ -17,7 +17,7 @@ from slipstream.kv._sync.key_value import CachedKeyValue, KeyValue
 from slipstream.kv._sync.stream_storage import StreamFeed
 from slipstream.kv.cache import Miss
 from slipstream.kv.codecs import Base64Keys
-from tests._sync.concurrency import until
+from tests._sync.concurrency import sleep, until
 
 SECOND = timedelta(seconds=1)
 SOON = timedelta(seconds=0.2)  # for tests that wait until a check notices
@@ -68,6 +68,7 @@ def test_an_expired_value_is_not_returned(any_server: str, fresh: str, history: 
             # As other clients do: without a rollup, so that the older value comes back.
             js.publish(f"$KV.{fresh}.theirs", b"new", ttl=SECOND)
             until(lambda: cache.stats.updates >= 4)
+            sleep(0.8)  # nothing can expire yet; from here on without a pause, to be there when it does
             after = b"old" if history > 1 else None
             seen: set[tuple[str, bytes | None]] = set()
             while (value(kv, "ours"), value(kv, "theirs")) != (None, after):
@@ -88,6 +89,7 @@ def test_a_bucket_with_a_ttl_is_cached_and_its_values_expire(any_server: str, fr
         short = js.create_key_value(BucketConfig(bucket=f"{fresh}s", ttl=SECOND))
         short.put("k", b"1")
         with cached(short, recheck_after=LATE) as cache:
+            sleep(0.8)  # it cannot expire before
             while value(short, "k") is not None:
                 assert value(cache, "k") in (b"1", None)
             assert value(cache, "k") is None
