@@ -1,4 +1,4 @@
-"""Which form of the package runs: plain Python, or the hot modules compiled by mypyc from the same source.
+"""The form of the package that runs: plain Python, or the hot modules compiled by mypyc from the same source.
 
 Python imports a compiled module rather than the source beside it. In a wheel the two always belong together. In a
 checkout they do only until a source is edited, so `make native` records what it compiled in `native.json`, and a source

@@ -3,7 +3,7 @@ and commands that inspect a running server of any kind.
 
 The flags of a server are those of nats-server, which argparse cannot read: `main` passes them on unparsed.
 `server check NAME` probes a running server; `server check DIR` and `server check store DIR` check a store on disk.
-The console is a client like any other, in a thread of its own: it logs in as the server's `user` or `token` where one
+The console is a client like any other, in its own thread: it logs in as the server's `user` or `token` where one
 is configured in plain text, and otherwise without a login.
 """
 

@@ -1,1 +1,1 @@
-"""Core NATS: `protocol` is the pure state machine, `aio` and `blocking` give it a socket, a clock and randomness."""
+"""Core NATS: `session` is the pure state machine, `_async` and `_sync` give it a socket, a clock and randomness."""

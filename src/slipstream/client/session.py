@@ -16,13 +16,13 @@ lives as long as its client, over any number of connections. Its states, and the
 
 The driver calls `dial` and opens a transport to the server it names, reports `opened`, `received`, `lost` and (when
 `timer` is due) `tick`, carries out the effects that each of them returns, and sends what `outgoing.take` returns. It
-makes no decision of its own: whether to reconnect, where and when, is in the state and in `timer`.
+makes no decisions: whether to reconnect, where and when, is in the state and in `timer`.
 
 The first connection is tried in rounds over all servers: one round, or with `wait_for_server` as many as fit into that
 time. A round in which a server rejected our credentials or could not be trusted is the last one: waiting mends neither.
 
 A connection is in use (`is_connected`) in CONNECTED alone. Outside of it publishes and requests are kept, in bounds,
-and sent after the next handshake; subscriptions are told to the next server. `epoch` counts the connections that were
+and sent after the next handshake; subscriptions are sent to the next server. `epoch` counts the connections that were
 lost while in use, for those who depend on one of them.
 
 The parts of a session are whole objects of their own, which share `Effects`: `Outgoing` (frames to be sent),

@@ -1,4 +1,4 @@
-"""Alarms for subscriptions to which nothing is delivered: the timer of heartbeats, without a reader.
+"""Heartbeat alarms of subscriptions: they fire when nothing was delivered for too long, without a reader.
 
 Pure: a driver looks when `next` says so, and the time is an argument. Invariants: one alarm per silence, exactly after
 `timeout` seconds; none while the connection is down (counting begins again with the next one), none after the end of

@@ -1,4 +1,4 @@
-"""The subscriptions of one client: a sid and a mailbox for each, told again to every server that is connected to.
+"""The subscriptions of one client: a sid and a mailbox for each, sent again to every server that is connected to.
 
 Invariant: a subscription is known to the server, or ended; a rejected one ends with the server's error.
 """

@@ -1,4 +1,4 @@
-"""Payloads of messages: objects become bytes with a content type, and bytes become objects of the reader's type.
+"""Codec of payloads: objects to bytes with a content type, and bytes to objects of the reader's type.
 
 Bytes are sent as they are, without a content type. A message that names a content type is decoded by a codec for that
 one or not at all, so that no payload is taken for another format's. Whatever a codec raises becomes one error that says

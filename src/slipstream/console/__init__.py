@@ -1,1 +1,1 @@
-"""The web console: a window into any NATS server that reads by Direct Get, and so disturbs nothing."""
+"""The web console: shows any NATS server by Direct Get, without consumers that would disturb its streams."""

@@ -1,4 +1,4 @@
-"""Who may use the console: the token, the origin and the headers of every response.
+"""Access control of the console: the token, the origin and the headers of every response.
 
 The token is in the address that is opened, as notebooks do it; the first request exchanges it for a cookie that scripts
 cannot read and other sites cannot send, and the address is replaced by one without it. Every other request and event

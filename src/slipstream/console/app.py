@@ -1,4 +1,4 @@
-"""The console's web application: a page without a build step, a JSON API, and live figures as server-sent events.
+"""The console's web application: a page without a build step, a JSON API, and live statistics as server-sent events.
 
 Everything below `/api` reads; what changes something is a POST and is refused here unless the console was started with
 `write`, whatever the page shows. Nothing of a payload is ever part of a page: the browser gets JSON and makes text

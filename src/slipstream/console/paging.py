@@ -1,4 +1,4 @@
-"""Pages of messages, by Direct Get alone: no consumer is made, and a work queue keeps what it has.
+"""Pages of messages, by Direct Get alone: no consumer is created, and a work queue keeps its messages.
 
 Forwards a page is one request for each message. Backwards there is no such request: `before` looks at windows of
 sequences that grow while they are empty and shrink where they are full, so that a page costs in proportion to itself

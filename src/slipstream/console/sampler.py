@@ -1,5 +1,7 @@
-"""Live figures: streams, consumers and servers, asked for every two seconds while a page watches, and for ten minutes
-after the last one went, so that a page that comes back finds what it missed."""
+"""Live statistics: streams, consumers and servers, sampled every two seconds while a page is open.
+
+Sampling continues for ten minutes after the last page was closed, so that a page that comes back finds what it missed.
+"""
 
 from __future__ import annotations
 

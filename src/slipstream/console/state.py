@@ -1,4 +1,4 @@
-"""What the views of the console share: its settings, its connection and its samples."""
+"""State that the views of the console share: its settings, its connection and its samples."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""HTTP of the console: refusals, JSON answers and bodies, and the guard in front of every request.
+"""HTTP of the console: errors, JSON responses and request bodies, and the guard in front of every request.
 
-Every endpoint is declared with what it needs: one that changes something is refused unless the console was started with
-`write`, whatever the page shows, and takes a body only of a type that no form of another site can send.
+Every endpoint is declared with what it needs: one that changes something is rejected unless the console was started
+with `write`, whatever the page shows, and takes a body only of a type that no form of another site can send.
 """
 
 from __future__ import annotations

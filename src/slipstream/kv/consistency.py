@@ -1,4 +1,4 @@
-"""What the reads of a bucket's handle must have seen.
+"""Consistency of a bucket's handle: the writes that each of its reads must reflect.
 
 - `own-writes`, the default: all that was written through the handle, and nothing older than what it has shown before.
   A `get` counts that per key; listings, ranges, history, snapshots and watches must have seen the newest revision that

@@ -1,4 +1,4 @@
-"""Rules of a TTL per value: what a bucket takes, and what is sent so that the value goes when the caller said.
+"""Rules of a TTL per value: which TTLs a bucket accepts, and what is sent so that the value expires on time.
 
 Pure. A server counts whole seconds. A value that expires uncovers the older ones of its key, so a value with a TTL is
 sent with a rollup: it replaces the key's history, and nothing comes back when it goes. Where a server leaves markers

@@ -1,7 +1,8 @@
 """The metrics of a NATS server, made from its own reports: `/varz`, `/jsz`, stream and consumer infos.
 
-The reports have the same fields on our server and on nats-server, at the monitoring port and in `$JS.API`, so one
-module serves all of them. A field that a server does not report makes no sample, instead of a zero that is not true.
+The reports have the same fields on the Slipstream server and on nats-server, at the monitoring port and in `$JS.API`,
+so one module serves all of them. A field that a server does not report makes no sample, instead of a zero that is not
+true.
 """
 
 from __future__ import annotations

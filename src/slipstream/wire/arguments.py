@@ -1,6 +1,6 @@
 """Checks of arguments that every layer shares: numbers and times of waiting. Each raises a UsageError that names them.
 
-A wrong type is told where it was passed: further inside it would be a TypeError about a line the caller never wrote.
+A wrong type is reported where it was passed: further inside it would be a TypeError about code of ours.
 """
 
 from __future__ import annotations

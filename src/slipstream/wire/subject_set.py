@@ -1,4 +1,4 @@
-"""A set of subject filters that answers for all of them at once: which subject one matches, which filters overlap.
+"""A set of subject filters, searched as one: whether any of them matches a subject, and which of them overlap.
 
 The filters are a tree of tokens, so that a question costs steps for the branches it meets and not for the filters there
 are: looking n filters over for overlaps is near linear, where comparing them two by two is not. Filters without

@@ -1,4 +1,4 @@
-"""The framing of S2 (an extension of Snappy), in which nats-server wraps its snapshots: bytes become frames and back.
+"""The framing of S2 (an extension of Snappy), in which nats-server wraps its snapshots: bytes to frames and back.
 
 Written frames are not compressed: the format allows that, every reader takes it, and it costs a checksum only. Read
 frames may be. Checksums are CRC-32C, for which the standard library has no function: `crc32c` computes it for many
@@ -33,7 +33,7 @@ _PLANES = tuple(bytes((value >> shift) & 0xFF for value in _TABLE) for shift in 
 
 
 def _make_shift() -> tuple[list[int], ...]:
-    """What a checksum becomes when a stripe of zeros follows: by each of its four bytes."""
+    """The checksum after a stripe of zeros, as a table for each of its four bytes."""
     tables = []
     for shift in (0, 8, 16, 24):
         table = []
@@ -87,7 +87,7 @@ def masked(checksum: int) -> int:
 
 
 class S2Writer:
-    """Bytes become frames."""
+    """Encoder: bytes to frames."""
 
     def __init__(self) -> None:
         self._begun = False

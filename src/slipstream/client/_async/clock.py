@@ -1,4 +1,4 @@
-"""The clock of ages: the same one for both drivers."""
+"""The clock that ages of messages are measured by, the same one in both drivers."""
 
 from __future__ import annotations
 

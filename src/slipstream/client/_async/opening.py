@@ -1,4 +1,4 @@
-"""One rule for all that opens something: `await` it, or enter it with `async with`, which closes it at the end.
+"""Results of calls that open something: to be awaited, or entered with `async with`, which closes them at the end.
 
 `opens` is for calls that must wait for what they open, `Openable` for objects that are made without waiting. In the
 blocking driver both do nothing: a call returns the object, which is a context manager.

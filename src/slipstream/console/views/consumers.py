@@ -1,4 +1,4 @@
-"""Consumers: one with its figures over time, pause and resume, and reset to a sequence or time."""
+"""Consumers: one with its statistics over time, pause and resume, and reset to a sequence or time."""
 
 from __future__ import annotations
 

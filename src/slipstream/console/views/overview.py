@@ -1,4 +1,4 @@
-"""Overview: the server, live figures of the account, its servers and connections."""
+"""Overview: the server, live statistics of the account, its servers and connections."""
 
 from __future__ import annotations
 

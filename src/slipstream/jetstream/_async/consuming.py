@@ -1,4 +1,4 @@
-"""A handler at work on the messages of a pull consumer: what `Consumer.consume` returns.
+"""A running handler of a pull consumer's messages: what `Consumer.consume` returns.
 
 Theory of operation. One `PullLoop` brings the messages; `concurrency` workers (tasks, or threads in the blocking twin)
 take them one at a time and call the handler. Only one worker reads at a time, so what is prefetched stays in the loop,

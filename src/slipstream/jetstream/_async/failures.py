@@ -1,4 +1,4 @@
-"""What becomes of messages whose handlers failed: the policy of `consume()` carried out.
+"""Handling of messages whose handlers failed: carries out the error policy of `consume()`.
 
 Each failure is logged first, with all that helps. Invariants: a message that its handler has settled stays as it is; a
 message is terminated for a dead letter only when a stream has stored that letter, and on its last delivery it is not

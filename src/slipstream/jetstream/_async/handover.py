@@ -1,4 +1,4 @@
-"""The last step of a pulled message: it is handed over to the program, or kept for the next call.
+"""Delivery of pulled messages to the program: each is returned by a call, or kept for the next call.
 
 A call that is cancelled, times out or is left in the middle of a loop may have messages that it did not return, and
 its pull requests may bring more while its subscription drains. All of them belong to the next call on the same

@@ -1,4 +1,4 @@
-"""Messages that are kept in progress: the server is told of each, often enough that it does not redeliver it.
+"""Progress acks (`+WPI`) for messages that the program holds, sent often enough that none is redelivered.
 
 A message is held while a handler works on it, or while it waits for one. The first is always renewed; the second only
 while it is certain that the server has not redelivered it, and `is_over` says when that is no longer so: it must not be

@@ -1,4 +1,4 @@
-"""Error policies of `consume()`: what becomes of a message whose handler failed.
+"""Error policies of `consume()`: what happens to a message whose handler failed.
 
 A policy is what a program states once; a decision is what is done with one message. `decide` derives the second from
 the first, the number of deliveries, and whether the consumer's `max_deliver` allows another one. Invariant: a policy

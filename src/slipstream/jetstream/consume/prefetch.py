@@ -1,7 +1,7 @@
-"""Prefetched messages: how many may wait for the program, and until when each is still ours.
+"""Prefetched messages: how many may wait for the program, and for how long each may still be handled.
 
 Theory of operation. A server redelivers a message that was not acknowledged within `ack_wait`, counted from when it was
-*sent*. A message that waits in the client for its handler gets older, and one that is handed over when its time is up
+*sent*. A message that waits in the client for its handler gets older, and one that is returned when its time is up
 is handled twice, here and by the worker that gets it next. Four rules prevent that:
 
 - **A time before it was sent is known** (`sent_after`). The reader sends a PING every `look_every` seconds; servers

@@ -1,4 +1,4 @@
-"""One publish of a publisher: while it is in flight, its ack if that matters by itself, and its failure."""
+"""One publish of a publisher: the entry of one in flight, with the ack if that is waited for, and its failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evidence: what one answer says about who gave it, and up to which sequence of the stream it may be believed.
+"""Evidence: what one answer proves about the copy that gave it, and up to which sequence it can be trusted.
 
 Theory of operation
 -------------------

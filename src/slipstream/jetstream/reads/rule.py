@@ -1,8 +1,8 @@
-"""The rule of trusted reads on servers that ignore `min_last_seq`: what is asked, in which order, and what is believed.
+"""The rule of trusted reads on servers that ignore `min_last_seq`: what is requested, in which order, what is trusted.
 
 Sans I/O: each method is a generator that yields requests (`Direct`, `Info`, `LeaderGet`) and gets their outcomes, or a
 `Retry` in place of one; `Wait` means that the attempt was in vain, and ends the read when its time is up. A driver
-sends and waits, `drive.py`; a simulation answers from a model. What an answer is worth, and why, is in `evidence`.
+sends and waits, `drive.py`; a simulation answers from a model. What an answer proves, and why, is in `evidence`.
 
 The order of a single read, cheapest proof first:
 

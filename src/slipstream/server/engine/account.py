@@ -1,4 +1,4 @@
-"""One account: a router, streams and a JetStream API of its own. What happens in one account is not seen in another.
+"""One account: its own router, streams and JetStream API. What happens in one account is not seen in another.
 
 The stores, timers and jobs are shared by all accounts of a server. In a store, the streams of the default account have
 their own names, and those of other accounts are prefixed with the account's (`account/stream`; no stream name contains

@@ -1,4 +1,4 @@
-"""Which of several owners has which subjects: the streams of an account, the consumers of a work queue.
+"""Index from subjects to their owners: the streams of an account, the consumers of a work queue.
 
 The subjects of all owners are one set, so that a new owner is compared with all others at the cost of its own subjects,
 however many owners there are.

@@ -1,4 +1,4 @@
-"""Clocks of a server: the machine's time, or a virtual one that stands still until a test moves it."""
+"""Clocks of a server: the machine's time, or a virtual one that only a test moves."""
 
 from __future__ import annotations
 

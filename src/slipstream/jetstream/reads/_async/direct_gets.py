@@ -1,6 +1,6 @@
 """Direct Gets of one stream over the asyncio client: one request, and its replies or a `Retry`.
 
-Whichever copy answers; what its answer is worth is for the rule to say. A request may ask for the name of its
+Whichever copy answers; what its answer proves is for the rule to say. A request may ask for the name of its
 responder, which message tracing gives. The blocking twin is generated from this file (`tools/unasync.py`).
 """
 

@@ -1,6 +1,6 @@
 """Requests that a stream's leader answers, over the asyncio client: stream info, and one message (Message Get).
 
-One request, one answer or a `Retry`; what the answer is worth is for the rule to say. Stream info is shared by the
+One request, one answer or a `Retry`; what the answer proves is for the rule to say. Stream info is shared by the
 reads that may share it: a read that finds one under way, with nothing received since it was sent, knows that it was
 sent after its own answer arrived. The blocking twin is generated from this file (`tools/unasync.py`).
 """

@@ -8,8 +8,8 @@ return anything older than the sequence `wanted` (from the caller, or from a ses
 
 1. **A server that keeps `min_last_seq`** does it itself: `NativeRead` probes that once per connection, by what the
    server does, and then only passes the number on. All that follows is for other servers.
-2. **The rule** (`rule.ReadRule`) decides what is asked and what is believed, without any I/O; `evidence` has the theory
-   of what an answer proves. It is a generator: it yields requests and is sent their outcomes.
+2. **The rule** (`rule.ReadRule`) decides what is requested and what is trusted, without any I/O; `evidence` has the
+   theory of what an answer proves. It is a generator: it yields requests and is sent their outcomes.
 3. **The driver** (`ReadDriver`) carries the requests out, by `DirectGets` (whichever copy answers) and `LeaderRequests`
    (stream info, Message Get). It alone waits between attempts, switches to another server when ours is silent or stuck,
    and raises the most telling reason when the time is up.

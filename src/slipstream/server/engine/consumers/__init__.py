@@ -1,1 +1,1 @@
-"""Consumers of a stream: what was delivered to whom, what was acknowledged, and what comes next."""
+"""Consumers of a stream: their cursors, deliveries, acks and redeliveries."""

@@ -1,4 +1,4 @@
-"""A consumer's stream, as the modules of this package see it.
+"""Interface of a stream to its consumers, as the modules of this package use it.
 
 The registry and the retention of a stream work on this protocol; `streams.stream.Stream` implements it and owns the
 registry. So consumers can be read, and tested, without the stream.

@@ -1,4 +1,4 @@
-"""Limits that are lowered: removes what a stream has too much of, some messages at a time.
+"""Enforcement of lowered limits: removes the messages that exceed them, in slices.
 
 **Per subject.** `SubjectTrim` enforces a reduced `max_msgs_per_subject`. A stream with few messages too many is trimmed
 at once, within the group of its new configuration; the rest of a larger one is a job. That the trim is incomplete is

@@ -1,4 +1,4 @@
-"""Parser of nats-server's configuration format (a superset of JSON): text becomes values with their positions.
+"""Parser of nats-server's configuration format (a superset of JSON): text to values with their positions.
 
 Any text gives a tree or a `ConfigError` that names file, line and column. Files and environment variables are read by
 functions that the caller passes, never here.

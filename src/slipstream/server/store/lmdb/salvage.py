@@ -1,4 +1,4 @@
-"""Check of a store that no server uses, and a copy of what is sound in it.
+"""Offline check of a store, and salvage: a copy of everything in it that is undamaged.
 
 Both read the file through `pages.PageFile`, which no damage can end, and never through LMDB. `survey` finds out what is
 lost: pages that cannot be read, records that fail their checksums, blocks of messages that do not add up (`proof.py`),

@@ -1,4 +1,4 @@
-"""Which outputs may share a read: those whose rows depend on one message each, and on nothing else.
+"""Eligibility for a shared read: outputs whose rows depend on one message each, and on nothing else.
 
 A shared batch is written by statements of its own for each output, outside of the plan that Spark keeps state for. So
 aggregates, joins, limits and duplicates, whose state belongs to a query, cannot share; nor can rows that another

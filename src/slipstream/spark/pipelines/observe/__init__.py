@@ -1,1 +1,1 @@
-"""What a run of a pipeline tells programs: metrics for Prometheus, and a log of events."""
+"""Observation of a pipeline's run by programs: metrics for Prometheus, and a log of events."""
