@@ -1,4 +1,4 @@
-"""Requests that a stream's leader answers, over the asyncio client: stream info, and one message (Message Get).
+"""Requests that a stream's leader answers, over the asyncio client: stream info, subjects, one message (Message Get).
 
 One request, one answer or a `Retry`; what the answer proves is for the rule to say. Stream info is shared by the
 reads that may share it: a read that finds one under way, with nothing received since it was sent, knows that it was
@@ -6,6 +6,8 @@ sent after its own answer arrived. The blocking twin is generated from this file
 """
 
 from __future__ import annotations
+
+from typing import TypeVar
 
 from slipstream.api import GetRequest, StreamInfo
 from slipstream.errors import ApiError, ConnectionLostError, MessageNotFoundError, RequestTimeoutError
@@ -15,6 +17,9 @@ from slipstream.jetstream.reads.direct_get import StoredMessage
 from slipstream.jetstream.reads.goal import ReadGoal
 from slipstream.jetstream.reads.retry import Retry
 from slipstream.jetstream.reads.rule import Info
+from slipstream.jetstream.requests import SubjectsPage
+
+T = TypeVar("T")
 
 NO_LEADER = 503
 
@@ -79,11 +84,19 @@ class LeaderRequests:
 
     async def message(self, goal: ReadGoal, stream: str, request: GetRequest) -> StoredMessage | Retry | None:
         """One message by a Message Get; None if the leader finds none."""
-        call = self._context.api.message_get(stream, request)
         try:
-            found = await self._context.run(call, timeout=goal.policy.for_one_try())
+            return await self._run(goal, self._context.api.message_get(stream, request))
         except MessageNotFoundError:
-            found = None
+            goal.policy.leader_heard()
+            return None
+
+    async def subjects(self, goal: ReadGoal, stream: str, pattern: str, *, offset: int) -> SubjectsPage | Retry:
+        """A page of the subjects that match a pattern."""
+        return await self._run(goal, self._context.api.subjects(stream, pattern, offset=offset))
+
+    async def _run(self, goal: ReadGoal, call: requests.Call[T]) -> T | Retry:
+        try:
+            answer = await self._context.run(call, timeout=goal.policy.for_one_try())
         except (RequestTimeoutError, ConnectionLostError) as error:
             goal.policy.leader_silent()
             return Retry(error)
@@ -92,4 +105,4 @@ class LeaderRequests:
                 raise
             return Retry(error)
         goal.policy.leader_heard()
-        return found
+        return answer

@@ -47,11 +47,12 @@ class TrustedReads:
         client = context.client
         self._rule = rule = ReadRule(stream, context.read_state.stream(context.prefix, stream), client.now)
         direct = DirectGets(context, stream)
-        self._driver = driver = ReadDriver(context, rule, direct, LeaderRequests(context))
+        leader = LeaderRequests(context)
+        self._driver = driver = ReadDriver(context, rule, direct, leader)
         self._read_range = partial(RangeRead, client, direct, driver, rule)
         self.native = NativeRead(context, rule, direct, driver)
         self.by_leader = LeaderRead(context, rule, driver, self._read_range)
-        self.last_many = LastMany(context, rule, direct, driver, self.native)
+        self.last_many = LastMany(leader, rule, direct, driver, self.native)
 
     async def get(self, goal: ReadGoal, request: GetRequest) -> StoredMessage:
         """One message with a proof, by whichever copy can give it."""

@@ -25,18 +25,11 @@ from typing import NamedTuple
 
 from slipstream.api import GetRequest
 from slipstream.api.times import format_time
-from slipstream.errors import (
-    ApiError,
-    ConnectionLostError,
-    MessageNotFoundError,
-    RequestTimeoutError,
-    TooManyResultsError,
-)
-from slipstream.jetstream._sync.context import JetStreamContext
+from slipstream.errors import MessageNotFoundError, TooManyResultsError
 from slipstream.jetstream.reads._sync.direct_gets import DirectGets
 from slipstream.jetstream.reads._sync.drive import ReadDriver
 from slipstream.jetstream.reads._sync.leader_read import LeaderRead
-from slipstream.jetstream.reads._sync.leader_requests import NO_LEADER
+from slipstream.jetstream.reads._sync.leader_requests import LeaderRequests
 from slipstream.jetstream.reads._sync.native_read import NativeRead
 from slipstream.jetstream.reads.direct_get import Replies, StoredMessage
 from slipstream.jetstream.reads.goal import ReadGoal
@@ -71,9 +64,9 @@ class LastMany:
     """The newest message of each of many subjects of one stream."""
 
     def __init__(
-        self, context: JetStreamContext, rule: ReadRule, direct: DirectGets, driver: ReadDriver, native: NativeRead
+        self, leader: LeaderRequests, rule: ReadRule, direct: DirectGets, driver: ReadDriver, native: NativeRead
     ) -> None:
-        self._context = context
+        self._leader = leader
         self._rule = rule
         self._direct = direct
         self._driver = driver
@@ -280,17 +273,9 @@ class LastMany:
                 return found
 
     def _subjects_page(self, goal: ReadGoal, pattern: str, offset: int) -> SubjectsPage | Retry:
-        call = self._context.api.subjects(self._rule.origin, pattern, offset=offset)
-        try:
-            page = self._context.run(call, timeout=goal.policy.for_one_try())
-        except (RequestTimeoutError, ConnectionLostError) as error:
-            goal.policy.leader_silent()
-            return Retry(error)
-        except ApiError as error:
-            if error.code != NO_LEADER:
-                raise
-            return Retry(error)
-        goal.policy.leader_heard()
+        page = self._leader.subjects(goal, self._rule.origin, pattern, offset=offset)
+        if isinstance(page, Retry):
+            return page
         if not page.is_leader:
             return Retry(goal.stale("it has no leader"))
         return Retry(goal.behind(page.last_seq)) if page.last_seq < goal.wanted else page
