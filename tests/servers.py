@@ -10,8 +10,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 from tests.ports import free_port
 
@@ -56,43 +58,29 @@ def _wait_for_ports(process: subprocess.Popen[bytes], folder: Path) -> str:
     raise RuntimeError(f"nats-server did not start: {Path(folder, 'log').read_text()[-2000:]}")
 
 
-class OurProcess:
-    """Our server as a process of its own, to be killed and started again on the same data."""
+class Process(ABC):
+    """A server as a separate process, to be killed and started again on the same data and port."""
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
         self._port = free_port()
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
 
+    @abstractmethod
     def start(self) -> str:
         """Start it; gives its URL once it listens. A restart keeps the port."""
-        command = [
-            sys.executable,
-            "-m",
-            "slipstream.server",
-            "--port",
-            str(self._port),
-            "--data-dir",
-            str(self._data_dir),
-        ]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert "nats://" in line, f"the server printed {line!r}"
-        self.url = line.split()[-1]
-        return self.url
 
     def kill(self) -> None:
         """`kill -9`: nothing is flushed, nothing is said."""
         assert self._process is not None
         self._process.kill()
         self._process.wait(timeout=START_TIMEOUT)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal: SIGSTOP lets it stand still."""
+        """Send it a signal: SIGSTOP stalls it."""
         assert self._process is not None
         self._process.send_signal(number)
 
@@ -103,7 +91,7 @@ class OurProcess:
         self._process.wait(timeout=START_TIMEOUT)
         self.kill()
 
-    def __enter__(self) -> OurProcess:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
@@ -112,14 +100,23 @@ class OurProcess:
             self.kill()
 
 
-class RealProcess:
-    """A real nats-server with the same face: killed, and started again on the same data and port."""
+class OurProcess(Process):
+    """Our server."""
 
-    def __init__(self, data_dir: Path) -> None:
-        self._data_dir = data_dir
-        self._port = free_port()
-        self._process: subprocess.Popen[bytes] | None = None
-        self.url = ""
+    def start(self) -> str:
+        """Start it; gives its URL once it listens. A restart keeps the port."""
+        command = [sys.executable, "-m", "slipstream.server"]
+        command += ["--port", str(self._port), "--data-dir", str(self._data_dir)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().decode()
+        assert "nats://" in line, f"the server printed {line!r}"
+        self.url = line.split()[-1]
+        return self.url
+
+
+class RealProcess(Process):
+    """A real nats-server."""
 
     def start(self) -> str:
         """Start it; gives its URL once it listens. A restart keeps the port."""
@@ -131,29 +128,3 @@ class RealProcess:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         self.url = _wait_for_ports(self._process, self._data_dir)
         return self.url
-
-    def kill(self) -> None:
-        """`kill -9`: nothing is flushed, nothing is said."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait(timeout=START_TIMEOUT)
-
-    def send_signal(self, number: int) -> None:
-        """Send it a signal: SIGSTOP lets it stand still."""
-        assert self._process is not None
-        self._process.send_signal(number)
-
-    def stop(self) -> None:
-        """SIGTERM: it ends in order."""
-        assert self._process is not None
-        self._process.terminate()
-        self._process.wait(timeout=START_TIMEOUT)
-        self.kill()
-
-    def __enter__(self) -> RealProcess:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self.kill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 import socket
 import threading
 from collections.abc import AsyncGenerator, Callable
@@ -14,6 +15,7 @@ from slipstream.client._async import client as aio
 from slipstream.client._async.opening import Opening
 from slipstream.client._sync import client as blocking
 
+PUB = re.compile(rb"H?PUB (\S+) (\S+) (?:(\d+) )?(\d+)\r\n")
 LIMIT = 30.0  # seconds for anything at all
 INFO = b'INFO {"server_id":"S","version":"2.15.1","proto":1,"headers":true,"max_payload":1048576}\r\n'
 
@@ -47,6 +49,27 @@ class Peer:
         said = self.expect(b"PING\r\n")
         self.send(b"PONG\r\n")
         return said
+
+    def answer_requests(self, answer: Callable[[bytes, bytes, bytes], bytes]) -> None:
+        """Greet, and send what `answer` makes of each request (subject, inbox, payload) until the client
+        hangs up. Subscriptions are ignored: the inbox has the sid 1."""
+        self.greet()
+        said = b""
+        while True:
+            try:
+                said += self.expect(b"\r\n")
+            except AssertionError:  # the client hung up
+                return
+            found = PUB.search(said)
+            if said.endswith(b"PING\r\n"):
+                self.send(b"PONG\r\n")
+                said = b""
+            elif found is not None:
+                body = said[found.end() :]
+                while len(body) < int(found[4]) + 2:
+                    body += self.expect(b"\r\n")
+                self.send(answer(found[1], found[2], body[int(found[3] or 0) : int(found[4])]))
+                said = b""
 
     def until_closed(self) -> bytes:
         """Everything the client still sends."""

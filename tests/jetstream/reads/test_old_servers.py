@@ -4,7 +4,6 @@ such that break off an answer about many subjects."""
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from slipstream import connect_blocking
 from slipstream.errors import StaleReadError
 from tests.client.support import FakeServer, Peer
 
-PUB = re.compile(rb"PUB (\S+) (\S+) (?:(\d+) )?(\d+)\r\n")
 STORED = {1: "s.a", 2: "s.b", 3: "s.a"}
 TIME = "2026-11-15T08:03:38.5Z"
 
@@ -61,23 +59,7 @@ def answer(subject: bytes, inbox: bytes, body: bytes) -> bytes:
 
 
 def old_server(peer: Peer) -> None:
-    peer.greet()
-    said = b""
-    while True:
-        try:
-            said += peer.expect(b"\r\n")
-        except AssertionError:  # the client hung up
-            return
-        found = PUB.search(said)
-        if said.endswith(b"PING\r\n"):
-            peer.send(b"PONG\r\n")
-            said = b""
-        elif found is not None:
-            body = said[found.end() :]
-            while len(body) < int(found[4]) + 2:
-                body += peer.expect(b"\r\n")
-            peer.send(answer(found[1], found[2], body[int(found[3] or 0) : int(found[4])]))
-            said = b""
+    peer.answer_requests(answer)
 
 
 @pytest.mark.spec("DG-21", on="C")
@@ -107,23 +89,7 @@ class BreakingOff:
         self._stored = {1: "s.c", 2: "s.d", 5: "s.a", 6: "s.b", 7: "s.c", 8: "s.d"}
 
     def __call__(self, peer: Peer) -> None:
-        peer.greet()
-        said = b""
-        while True:
-            try:
-                said += peer.expect(b"\r\n")
-            except AssertionError:  # the client hung up
-                return
-            found = PUB.search(said)
-            if said.endswith(b"PING\r\n"):
-                peer.send(b"PONG\r\n")
-                said = b""
-            elif found is not None:
-                body = said[found.end() :]
-                while len(body) < int(found[4]) + 2:
-                    body += peer.expect(b"\r\n")
-                peer.send(self._answer(found[1], found[2], json.loads(body)))
-                said = b""
+        peer.answer_requests(lambda subject, inbox, body: self._answer(subject, inbox, json.loads(body)))
 
     def _answer(self, subject: bytes, inbox: bytes, body: dict[str, Any]) -> bytes:
         if subject == b"$JS.API.STREAM.INFO.S":

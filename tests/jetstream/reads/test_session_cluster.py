@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -88,7 +87,6 @@ def never_comes_back(shown: list[int]) -> bool:
 
 # A deposed leader of a stream that was made again, which the session wrote to
 
-PUB = re.compile(rb"H?PUB (\S+) (\S+) (?:(\d+) )?(\d+)\r\n")
 BEFORE, AFTER, THEN = "2026-11-15T08:00:00Z", "2026-11-15T09:00:00Z", "2026-11-15T09:00:01Z"
 REPLICAS = [{"name": "n2", "active": 9_000_000_000}, {"name": "n3", "active": 9_000_000_000}]
 
@@ -101,23 +99,7 @@ class Deposed:
         self.last = 100
 
     def __call__(self, peer: Peer) -> None:
-        peer.greet()
-        said = b""
-        while True:
-            try:
-                said += peer.expect(b"\r\n")
-            except AssertionError:  # the client hung up
-                return
-            found = PUB.search(said)
-            if said.endswith(b"PING\r\n"):
-                peer.send(b"PONG\r\n")
-                said = b""
-            elif found is not None:
-                body = said[found.end() :]
-                while len(body) < int(found[4]) + 2:
-                    body += peer.expect(b"\r\n")
-                peer.send(self.answer(found[1].decode(), found[2], body[int(found[3] or 0) : int(found[4])]))
-                said = b""
+        peer.answer_requests(lambda subject, inbox, body: self.answer(subject.decode(), inbox, body))
 
     def answer(self, subject: str, inbox: bytes, body: bytes) -> bytes:
         if subject == "s.a":
