@@ -451,6 +451,7 @@ class ConsumerLoad:
             for entry in stream.messages.values()
             if watch.covers(entry.subject)
             and not self.workload.copies.lacks(stream, entry)
+            and not self.workload.copies.wait_for(stream, entry)
             and all(entry.seq in other.confirmed for other in own if other.covers(entry.subject))
         ]
 

@@ -99,6 +99,7 @@ class CopyLoad:
                 config["sources"].append(self._source({"A": "B", "B": "C", "C": "A"}[first]))
         if pick.chance(25):
             config["max_msgs"] = 1 + pick.below(20)
+            config["discard"] = pick.one_of(("old", "new"))
 
         def run(now: int) -> Check:
             if (known := self.workload.stream(name)) is not None:
@@ -180,10 +181,14 @@ class CopyLoad:
                 return True
         return False
 
+    def wait_for(self, stream: ModelStream, entry: Entry) -> bool:
+        """Whether a message waits for a full copy that discards new messages."""
+        return any(_is_full(copy) and _mapped(copy, stream.name, entry.subject) for copy in self.streams(stream.name))
+
     def _position(self, copy: ModelStream, name: str) -> int:
         if copy.mirror:
             return copy.last
-        if copy.max_msgs > 0:  # what was taken last may be gone again
+        if copy.max_msgs > 0 and copy.discard != "new":  # what was taken last may be gone again
             return UNKNOWN
         return max((seq for key, seq in copy.sourced.items() if key.startswith(f"{name} ")), default=0)
 
@@ -192,7 +197,7 @@ class CopyLoad:
         for copy in self.streams():
             for name in self.origins(copy):
                 upstream = self.workload.stream(name)
-                if upstream is None or self._is_other(copy, name, upstream):
+                if upstream is None or _is_full(copy) or self._is_other(copy, name, upstream):
                     continue
                 position = self._position(copy, name)
                 missing = [
@@ -246,6 +251,11 @@ def _mapped(copy: ModelStream, name: str, subject: str) -> str:
             return str(transform["dest"]).replace("{{wildcard(1)}}", subject.split(".")[2])
         return subject if matches(source.get("filter_subject", ">"), subject) else ""
     return ""
+
+
+def _is_full(copy: ModelStream) -> bool:
+    """Whether a copy takes no more messages."""
+    return bool(copy.discard == "new" and 0 < copy.max_msgs <= len(copy.messages))
 
 
 def _may_repeat(entry: Entry) -> bool:

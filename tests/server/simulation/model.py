@@ -284,6 +284,8 @@ class ModelStream:
         """Remove the oldest messages until the limits hold."""
         if self.max_msgs_per_subject > 0:
             self.drop_all(self.of(subject)[: -self.max_msgs_per_subject])
+        if self.config.get("discard") == "new":  # what was accepted stays, and the next ones are rejected
+            return
         if self.max_msgs > 0:
             self.drop_all(list(self.messages)[: -self.max_msgs])
         while 0 < self.max_bytes < self.bytes:
@@ -293,6 +295,15 @@ class ModelStream:
         """The sequence of the message with that id, if the window has it."""
         seq, time = self.ids.get(msg_id, (0, 0))
         return seq if seq and time > now - self.duplicate_window else 0
+
+    def was_too_large(self, now: int) -> bool:
+        """Whether a delete marker larger than `max_bytes` may have been stored: it leaves at once."""
+        if not self.subject_delete_marker_ttl or self.discard == "new" or self.max_bytes <= 0:
+            return False
+        header = b"NATS/1.0\r\nNats-Marker-Reason: MaxAge\r\nNats-TTL: 1s\r\nNats-Rollup: sub\r\n\r\n"
+        marked = (entry for entry in self.messages.values() if 0 < self.expires(entry) <= self.time_at(now))
+        markers = (Entry(0, 0, entry.subject, header, b"") for entry in marked)
+        return any(size_of(self.config["storage"], marker) > self.max_bytes for marker in markers)
 
     def restarted(self, now: int) -> None:
         """What is derived from the messages is derived again: ids of messages that are gone are gone with them."""
@@ -317,8 +328,7 @@ class ModelStream:
         if self.max_msgs_per_subject > 0:
             for subject in list(self.counts):
                 self.drop_all(self.of(subject)[: -self.max_msgs_per_subject])
-        if config.get("discard") != "new":  # otherwise what was accepted stays, and the next ones are rejected
-            self.trim("")
+        self.trim("")
 
     def purge(self, pattern: str, below: int, keep: int) -> int:
         if self.deny_purge or self.sealed:

@@ -491,6 +491,8 @@ class World:
         now, state = self.clock(), log.state
         records = [log.peek(seq) for seq in range(stream.last + 1, state.last_seq + 1)]
         arrived = [Entry(*record) for record in records if record is not None]
+        is_passed = state.last_seq > max([stream.last, *(entry.seq for entry in arrived)])
+        is_passed = is_passed and stream.was_too_large(now)
         marked = {entry.subject for entry in arrived}
         for entry in arrived:
             self._expire_before(stream, log, entry.subject, marked)
@@ -506,6 +508,8 @@ class World:
                 raise ViolationError("acknowledged is kept", f"stream {stream.name} lost {entry} (now {now})")
             stream.drop(seq)
             self.say(f"stream {stream.name} dropped {seq} {entry.subject}")
+        if is_passed:
+            stream.last, stream.last_time = state.last_seq, state.last_time
         given = (state.messages, state.bytes, state.first_seq, state.last_seq, state.subjects)
         if given != stream.state() and not (is_sweeping and given[:4] == stream.state()[:4]):  # see LogState
             raise ViolationError("exact state", f"stream {stream.name} is {given}, expected {stream.state()}")

@@ -10,6 +10,7 @@ import pytest
 
 from slipstream.api import parse_time
 from slipstream.server.engine.jobs import RECEIVE_UNITS
+from slipstream.server.engine.reads import direct_get
 from slipstream.server.engine.reads.direct_get import ReplicaPeer
 from slipstream.server.store.lmdb.store import LmdbStore
 from slipstream.wire import Headers, Msg
@@ -411,6 +412,25 @@ def test_multi_last_of_subjects_that_are_overwritten_meanwhile_leaves_none_out()
     assert len(messages) == len(found) == 1000
     assert (found["s.0"], found["s.999"]) == (b"old", b"new")
     assert headers(end)["Nats-Num-Pending"] == "0"
+
+
+@pytest.mark.parametrize("more", [{"multi_last": ["s.*"]}, {"batch": 1000}, {"batch": 1000, "next_by_subj": "s.*"}])
+@pytest.mark.parametrize("storage", ["memory", "file"])
+def test_batch_of_a_stream_that_is_deleted_meanwhile_does_not_claim_to_be_complete(
+    more: dict[str, Any], storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct_get, "CHUNK", 1)
+    rig = Rig()
+    client, other = rig.client(), rig.client()
+    client.create("S", storage=storage)
+    for n in range(100):
+        client.publish(f"s.{n}")
+    client.ask("$JS.API.DIRECT.GET.S", {"seq": 1} | more, settle=False)
+    rig.engine.step(rig.now)  # the first chunk
+    other.api("STREAM.DELETE.S")
+    *messages, end = client.messages()
+    assert 0 < len(messages) < 100
+    assert status(end) == (503, "Stream Deleted")
 
 
 def test_multi_last_of_a_subject_that_is_written_all_the_time_comes_to_its_end() -> None:

@@ -597,3 +597,19 @@ def test_a_very_wide_gap_is_crossed_at_once(client: Client) -> None:
     assert [record.seq for record in contents(client, "MW")] == [1, 50_000_000]
     client.api("STREAM.MSG.DELETE.MW", {"seq": 1})
     assert client.api("STREAM.INFO.MW")["state"]["first_seq"] == 50_000_000
+
+
+def test_full_mirror_that_discards_new_messages_keeps_what_it_has_and_goes_on_when_there_is_capacity() -> None:
+    client = Rig().client()
+    client.create("S")
+    for n in range(5):
+        client.publish(f"s.{n}")
+    mirror(client, max_msgs=3, discard="new")
+    assert [record.seq for record in contents(client, "M")] == [1, 2, 3]
+    assert "maximum messages exceeded" in client.api("STREAM.INFO.M")["mirror"]["error"]["description"]
+    client.api("STREAM.MSG.DELETE.M", {"seq": 1})
+    client.publish("s.6")
+    assert [record.seq for record in contents(client, "M")] == [2, 3, 4]
+    client.api("STREAM.PURGE.M", {"keep": 1})
+    client.rig.wait(1)
+    assert [record.seq for record in contents(client, "M")] == [4, 5, 6]

@@ -107,6 +107,21 @@ def test_a_marker_replaces_the_last_message_of_a_subject(client: Client) -> None
     assert client.api("STREAM.INFO.S")["state"]["last_seq"] == 3
 
 
+def test_marker_in_a_full_stream_that_discards_new_messages_costs_no_other_message(client: Client) -> None:
+    client.create("S", subject_delete_marker_ttl=5 * SECOND, discard="new", max_bytes=150)
+    client.publish("s.1", b"kept" * 8)
+    client.publish("s.2", Nats_TTL="5s")
+    assert "error" in client.publish("s.3", b"too much" * 8)
+    client.rig.wait(5.5)
+    state = client.api("STREAM.INFO.S")["state"]
+    assert left(client) == [1, 3]
+    assert state["bytes"] > 150  # the marker is larger than the message that it replaces
+    assert "error" in client.publish("s.3")
+    client.rig.wait(5)
+    assert left(client) == [1]
+    assert client.publish("s.3")["seq"] == 4
+
+
 def test_a_message_lives_no_shorter_than_a_marker(client: Client) -> None:
     client.create("S", subject_delete_marker_ttl=60 * SECOND)
     client.publish("s.1", Nats_TTL="1s", Other="kept")

@@ -241,6 +241,18 @@ def test_a_full_stream_accepts_a_message_that_replaces_one_on_its_subject(client
     assert left(client) == [2, 3]
 
 
+def test_stream_that_discards_new_messages_and_is_beyond_a_lowered_limit_keeps_what_it_has(client: Client) -> None:
+    config = client.create("S", max_msgs_per_subject=1, discard="new")["config"]
+    for n in range(5):
+        client.publish(f"s.{n}")
+    for limit in ({"max_msgs": 3}, {"max_bytes": 40}):
+        assert "error" not in client.api("STREAM.UPDATE.S", {**config, **limit})
+        client.publish("s.4")  # takes the place of an older message, which is the only one that may leave
+        assert left(client)[:4] == [1, 2, 3, 4]
+        assert "error" in client.publish("s.new")
+    assert left(client) == [1, 2, 3, 4, 7]
+
+
 def test_messages_leave_when_they_are_too_old(client: Client) -> None:
     client.create("S", max_age=10_000_000_000)
     client.publish("s.1")

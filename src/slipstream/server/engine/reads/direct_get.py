@@ -59,6 +59,7 @@ TOO_MANY = status_block(413, "Too Many Results")
 TOO_MANY_PATTERNS = status_block(413, f"Too Many Subjects, at most {MAX_PATTERNS}")
 TOO_BUSY = status_block(429, "Too Many Requests")
 CORRUPT = status_block(500, "Message Corrupt")
+DELETED = status_block(503, "Stream Deleted")
 
 
 class WaitingRead(NamedTuple):
@@ -109,7 +110,7 @@ class ReplicaPeer:
         self._load = services.jobs.load
         self._router = services.router
         self._waiting: list[WaitingRead] = []
-        self._is_stopped = False  # the stream was deleted
+        self.is_stopped: bool = False  # the stream was deleted
         self._lines = f"Nats-Stream: {name}\r\nNats-Subject: "
         self.first_lines: str = f"NATS/1.0\r\n{self._lines}"
         self._time, self._time_text = -1, ""  # of the message that was sent last
@@ -366,7 +367,7 @@ class ReplicaPeer:
         """Answer a request whose sequence was reached. By the time of its turn a mirror may have a gap: then it waits
         again."""
         if waiting.seq > self.as_of():
-            if self._is_stopped or not self._services.commit_waiters.wait(self, 1):
+            if self.is_stopped or not self._services.commit_waiters.wait(self, 1):
                 waiting.reject()
             else:
                 self._enter(waiting.seq, waiting.ready, waiting.reject, waiting.when, waiting.owner)
@@ -396,7 +397,7 @@ class ReplicaPeer:
 
     def end(self) -> None:
         """The stream was deleted: what it never reached is rejected."""
-        self._is_stopped = True
+        self.is_stopped = True
         for waiting in self.stop():
             waiting.reject()
 
@@ -457,7 +458,11 @@ class DirectBatch:
     def run(self) -> tuple[Progress, int]:
         """Send one chunk, or do a slice of what must be known for the next one."""
         try:
-            progress, units = self._run() if self._search is None else self._look()
+            if self._peer.is_stopped:  # an end of the batch would claim that what was sent is all
+                self._services.router.send(self._reply, DELETED, b"")
+                progress, units = Progress.DONE, 1
+            else:
+                progress, units = self._run() if self._search is None else self._look()
         except StoreError:
             self._services.router.send(self._reply, CORRUPT, b"")
             progress, units = Progress.DONE, 1

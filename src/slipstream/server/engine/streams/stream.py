@@ -112,7 +112,9 @@ class Stream:
         self._max_msgs = config.max_msgs if config.max_msgs > 0 else NO_LIMIT
         self._max_bytes = config.max_bytes if config.max_bytes > 0 else NO_LIMIT
         self._per_subject = max(config.max_msgs_per_subject, 0)
-        self._bounded = config.max_msgs > 0 or config.max_bytes > 0
+        # With `discard: new`, messages that were accepted stay: what comes in is rejected. That holds beyond a limit
+        # too, where a lowered limit or the server's own delete markers leave a stream.
+        self._bounded = (config.max_msgs > 0 or config.max_bytes > 0) and config.discard != Discard.NEW
         self.expiry.configure(
             nanoseconds(config.max_age),
             lifetimes=config.allow_msg_ttl,
@@ -178,15 +180,14 @@ class Stream:
         self.consumers.restore(now)
         self.expiry.begin(now)
         self.schedules.begin(now)
-        if self._bounded and self.config.discard != Discard.NEW:
+        if self._bounded:
             self._trim("")
 
     def enforce(self, now: int) -> None:
         """Remove messages that a changed configuration no longer allows."""
         self.last_sweep = self.log.state.last_seq
         self.trim_subjects()
-        if self.config.discard != Discard.NEW:  # then what was accepted stays, and new messages are rejected
-            self._trim("")
+        self._trim("")
         self.expiry.arm(now)
         self.schedules.begin(now)
         if self._by_interest and len(self.consumers):
@@ -349,9 +350,12 @@ class Stream:
     # Mirrors and sources.
 
     def adopt(self, record: Record) -> None:
-        """Store a message of the mirrored stream, with its sequence and time."""
+        """Store a message of the mirrored stream, with its sequence and time. Raises ApiError if the stream is full."""
         log, (seq, time, subject, header, payload) = self.log, record
         subject = self._mapped(subject)
+        if self.config.discard == Discard.NEW:
+            message = (subject, header, payload)
+            publish_checks.check_capacity(self.config, self.journal.store, log, message, rollup=False)
         before = log.last_seq_of(subject) if self._republish is not None else 0
         log.skip(seq)
         log.append(time, subject, header, payload)
@@ -563,7 +567,7 @@ class Stream:
         self._append(subject, publish_checks.check_lifetime(config, wanted, header), payload, now, wanted)
 
     def _mark(self, subject: str, header: bytes, now: int) -> None:
-        """Store a delete marker for a subject."""
+        """Store a delete marker for a subject, whatever the capacity: it takes the place of the last message there."""
         now = self._stamp(now)
         self._append(subject, header, b"", now, parse_publish_headers(header))
 
