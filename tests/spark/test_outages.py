@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 from slipstream import BlockingJetStream, BucketConfig, StreamConfig, connect_blocking
 from slipstream.errors import ConnectionLostError, Error
@@ -31,8 +32,9 @@ from slipstream.spark.sink.progress import Progress, Task
 from slipstream.spark.sink.records import Shape
 from slipstream.spark.sink.stream import StreamTask
 from slipstream.spark.source import plan, rows
+from slipstream.spark.source.kv import KeyValueDataSource
 from slipstream.spark.source.offsets import created_of
-from slipstream.spark.source.stream import BatchReader, RangePartition, read_range
+from slipstream.spark.source.stream import BatchReader, JetStreamDataSource, RangePartition, read_range
 from slipstream.testing import TestServer
 from tests.servers import OurProcess, RealProcess
 
@@ -263,6 +265,24 @@ def test_work_is_called_again_with_a_new_connection(server: Restarts) -> None:
     with RetryingConnection(Connection(servers=(server.url,)), {}) as connection:
         assert connection.run(work)
     assert len(seen) == len({id(js) for js in seen}) == 2
+
+
+@pytest.mark.parametrize("kind", ["stream", "bucket"])
+def test_micro_batch_that_is_planned_while_the_server_is_away_waits(server: Restarts, fresh: str, kind: str) -> None:
+    with server.jetstream() as js:
+        js.create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.>",), allow_direct=True))
+        js.create_key_value(BucketConfig(bucket=fresh))
+    sink = (JetStreamDataSource if kind == "stream" else KeyValueDataSource)({"servers": server.url, kind: fresh})
+    schema = (
+        StructType()
+        .add("subject" if kind == "stream" else "key", "string")
+        .add("data" if kind == "stream" else "value", "binary")
+    )
+    server.kill()
+    sink.streamWriter(schema, overwrite=False)  # returns when the server is back
+    server.kill()
+    with pytest.raises(ConnectionLostError):  # of a batch write: an address that never answered may be a mistake
+        sink.writer(schema, overwrite=False)
 
 
 @pytest.mark.spark

@@ -233,11 +233,15 @@ def current_epoch() -> Epoch | None:
     return Epoch(*found) if found else None
 
 
-def key_value_task(options: Mapping[str, str], schema: StructType) -> KeyValueTask:
-    """The work of a write with these options, checked against the server."""
+def key_value_task(options: Mapping[str, str], schema: StructType, *, is_streaming: bool = False) -> KeyValueTask:
+    """The work of a write with these options, checked against the server.
+
+    Spark calls this for every micro-batch of a streaming query, so there a server that is away is waited for.
+    """
     found = sink_options(options)
     layout = layout_of({field.name: field.dataType.simpleString() for field in schema.fields}, found)
-    with RetryingConnection(found.connection, os.environ, retry_for=found.connection.plan_retry_for) as server:
+    retry_for = None if is_streaming else found.connection.plan_retry_for
+    with RetryingConnection(found.connection, os.environ, retry_for=retry_for) as server:
         server.run(lambda js: origin_of(js, found.bucket))
     return KeyValueTask(found, layout, uuid.uuid4().hex)
 

@@ -346,8 +346,11 @@ def check_target(js: JetStream, options: StreamSinkOptions) -> StreamInfo:
     return info
 
 
-def stream_task(options: Mapping[str, str], schema: StructType) -> StreamTask:
-    """The work of a write with these options, checked against the server."""
+def stream_task(options: Mapping[str, str], schema: StructType, *, is_streaming: bool = False) -> StreamTask:
+    """The work of a write with these options, checked against the server.
+
+    Spark calls this for every micro-batch of a streaming query, so there a server that is away is waited for.
+    """
     found = stream_sink_options(options)
     shape = shape_of({field.name: field.dataType.simpleString() for field in schema.fields})
     if found.batched == "true" and shape.has_msg_id:
@@ -360,7 +363,8 @@ def stream_task(options: Mapping[str, str], schema: StructType) -> StreamTask:
         target = check_target(js, found)
         Progress(js, found.progress, found.stream).prepare(target.config.num_replicas)
 
-    with RetryingConnection(found.connection, os.environ, retry_for=found.connection.plan_retry_for) as server:
+    retry_for = None if is_streaming else found.connection.plan_retry_for
+    with RetryingConnection(found.connection, os.environ, retry_for=retry_for) as server:
         server.run(prepare)
     return StreamTask(found, shape)
 

@@ -122,7 +122,7 @@ class KeyValueDataSource(DataSource):
                 f"{JETSTREAM_KV} does not support output mode 'complete': use 'append', or 'update' with "
                 "foreachBatch(slipstream.spark.into_bucket(...)), which writes only changes"
             )
-        return KeyValueStreamWriter(key_value_task(self.options, schema))
+        return KeyValueStreamWriter(key_value_task(self.options, schema, is_streaming=True))
 
 
 class BucketPartition(InputPartition):

@@ -136,7 +136,7 @@ class JetStreamDataSource(DataSource):
             raise UsageError(
                 f"{JETSTREAM} does not support output mode 'complete', which rewrites every row: use 'append'"
             )
-        return StreamWriter(stream_task(self.options, schema))
+        return StreamWriter(stream_task(self.options, schema, is_streaming=True))
 
 
 def is_pushdown(options: SourceOptions) -> bool:
