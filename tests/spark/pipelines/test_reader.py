@@ -85,6 +85,25 @@ def test_steps_are_in_dependency_order() -> None:
     assert [step.name for step in parse(SMALL + steps).steps] == ["a", "b"]
 
 
+@pytest.mark.parametrize(
+    ("line", "column", "advice"),
+    [
+        ("key = customer", 7, "; text must be in quotation marks, got customer"),
+        ("subject = concat('big.', customer)", 11, "; text must be in quotation marks, got concat('big.', customer)"),
+        ("delay = 2 minutes", 11, "; text must be in quotation marks"),
+        ('sql = "SELECT "a" FROM s"', 16, "; put three quotation marks around text that contains some"),
+        ('sql = "SELECT', 14, "must end in its line; put three of them around several lines"),
+        ("= 3", 1, "Invalid statement"),
+    ],
+)
+def test_syntax_errors_say_what_was_probably_meant(line: str, column: int, advice: str) -> None:
+    with pytest.raises(PipelineError) as caught:
+        parse(f'[pipeline]\nname = "p"\n{line}\nnext = "x"\n', file="p.toml")
+    (mistake,) = caught.value.mistakes
+    assert (mistake.position.line, mistake.position.column) == (3, column)
+    assert mistake.text.endswith(advice)
+
+
 def test_syntax_errors_have_positions() -> None:
     assert mistakes("[pipeline]\nname = \n")[0][:2] == (2, 8)
     assert mistakes("[pipeline]\nname = 'x")[0][0] == 2

@@ -97,6 +97,22 @@ def parse(
     return pipeline
 
 
+def _syntax_message(text: str, position: TomlPosition, message: str) -> str:
+    """What `tomllib` says, without its position, and what was probably meant."""
+    message = _SYNTAX_POSITION.sub("", message)
+    line = text.split("\n")[position.line - 1]
+    before, after = line[: position.column - 1], line[position.column - 1 :]
+    if message.startswith("Invalid value") and before.rstrip().endswith("=") and after.strip():
+        return f"{message}; text must be in quotation marks, got {after.strip()}"
+    if message.startswith("Illegal character") and not after:
+        return "text in single quotation marks must end in its line; put three of them around several lines"
+    if message.startswith("Expected newline") and re.match(r"[^=#]*=\s*[\"']", before):
+        return f"{message}; put three quotation marks around text that contains some"
+    if message.startswith("Expected newline"):
+        return f"{message}; text must be in quotation marks"
+    return message
+
+
 def _read_files(text: str, file: str, parents: tuple[Path, ...] = ()) -> tuple[dict[str, Any], TomlPositions]:
     """The content of a file, and of the files that it includes below it: what both have is the file's own."""
     label = file if parents else ""
@@ -106,7 +122,7 @@ def _read_files(text: str, file: str, parents: tuple[Path, ...] = ()) -> tuple[d
         found = _SYNTAX_POSITION.search(str(error))
         line, column = (int(found[1]), int(found[2])) if found and found[1] else (text.count("\n") + 1, 1)
         position = TomlPosition(line, column, label)
-        raise PipelineError(file, [Mistake(position, _SYNTAX_POSITION.sub("", str(error)))]) from error
+        raise PipelineError(file, [Mistake(position, _syntax_message(text, position, str(error)))]) from error
     own = TomlPositions(text, label)
     head = data.get("pipeline")
     wanted = head.pop("include", ()) if isinstance(head, dict) else ()

@@ -76,6 +76,12 @@ def test_file_says_what_the_sample_showed() -> None:
     assert parse(pipeline_text("9-RAW", infer([b"\xff"]))).sources[0].format == "raw"
 
 
+def test_file_says_how_many_messages_are_not_of_its_format() -> None:
+    text = pipeline_text("ORDERS", infer([*orders(99), b'{"id": 1']))
+    assert "# 1 of 100 messages of the sample are not JSON objects." in text
+    assert "are not" not in pipeline_text("ORDERS", infer(orders(99)))
+
+
 def test_file_says_which_values_do_not_fit_the_others() -> None:
     rows: list[dict[str, Any]] = [{"n": n, "t": {"a": 1}, "m": n} for n in range(1, 300)]
     sample = infer([json.dumps(one).encode() for one in [*rows, {"n": "x", "t": {"a": 1}, "m": None}]])

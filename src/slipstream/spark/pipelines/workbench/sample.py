@@ -47,7 +47,7 @@ class Sample(NamedTuple):
     messages: int
     fields: tuple[Field, ...]
     settings: tuple[str, ...] = ()  # lines of the source that say the columns of a binary format
-    rejected: int = 0  # messages that are no records of a binary format
+    rejected: int = 0  # messages that are not records of the format
 
 
 def infer(messages: Sequence[bytes]) -> Sample:
@@ -57,7 +57,8 @@ def infer(messages: Sequence[bytes]) -> Sample:
         rows = [_json(text) for text in texts]
         objects = [row for row in rows if isinstance(row, dict)]
         if len(objects) >= 0.9 * len(rows):  # a few bad ones become dead letters
-            return Sample("json", len(messages), tuple(_object_fields(objects)))
+            fields = tuple(_object_fields(objects))
+            return Sample("json", len(messages), fields, rejected=len(messages) - len(objects))
         if found := _csv_fields(texts):
             return Sample("csv", len(messages), found)
     return Sample("raw", len(messages), ())
@@ -235,7 +236,8 @@ def _lines(stream: str, sample: Sample, servers: str) -> Iterator[str]:
         yield f'format = "{sample.format}"'
         yield from sample.settings or _schema_lines(sample)
         if sample.rejected:
-            yield f"# {sample.rejected} of {sample.messages} messages of the sample are not records of this type."
+            what = "JSON objects" if sample.format == "json" else "records of this type"
+            yield f"# {sample.rejected} of {sample.messages} messages of the sample are not {what}."
         for one in sample.fields:
             if one.present < 1:
                 yield f"# {one.name}: missing or null in {_percent(1 - one.present)} % of the sample"
