@@ -117,7 +117,11 @@ def test_validate_reports_mistakes_with_positions(tmp_path: Path, capsys: pytest
     file = tmp_path / "p.toml"
     file.write_text(FILE.format("ORDERS") + '[streams.ORDERS]\nsubjects = "o"\n[streams.COPY]\nsubjects = "c"\n')
     assert main(["pipeline", "validate", str(file)]) == 0
-    assert "is valid: 1 source, 0 steps, 1 output" in capsys.readouterr().out
+    assert "is valid: 1 source, 0 steps, 1 output;" in capsys.readouterr().out
+    with file.open("a") as text:
+        text.write('[buckets.t]\n[tables.t]\nbucket = "t"\nformat = "json"\nschema = "n BIGINT"\n')
+    assert main(["pipeline", "validate", str(file)]) == 0
+    assert "is valid: 1 source, 0 steps, 1 output, 1 lookup table;" in capsys.readouterr().out
     file.write_text(FILE + "typo = 1\n")
     assert main(["pipeline", "validate", str(file)]) == 2
     assert f"{file}:10:1: unknown key typo" in capsys.readouterr().err

@@ -281,6 +281,8 @@ def _validate(shell: Shell) -> int:
         print(warning, file=sys.stderr)
     pipeline = result.pipeline
     parts = {"source": pipeline.sources, "step": pipeline.steps, "output": pipeline.outputs}
+    if pipeline.tables:
+        parts["lookup table"] = pipeline.tables
     counts = ", ".join(f"{len(found)} {name}{'' if len(found) == 1 else 's'}" for name, found in parts.items())
     unchecked = f"; not checked: {', '.join(result.unchecked)}" if result.unchecked else ""
     print(f"{options.file} is valid: {counts}{unchecked}")
@@ -386,7 +388,7 @@ def _preview(shell: Shell) -> None:
         verbose=options.verbose,
     )
     _print_table([found.columns, *found.rows])
-    print(f"({len(found.rows)} rows)")
+    print(f"({len(found.rows)} rows, from {' and '.join(found.read)})")
 
 
 def _backfill(shell: Shell) -> None:

@@ -158,9 +158,13 @@ class Pipeline:
 
     def sources_of(self, query: str) -> set[str]:
         """The sources that a query reads: those behind its view, or the one whose dead letters it writes."""
+        views = [one.view for one in self.outputs if one.name == query]
+        return self.sources_behind(views[0] if views else query.removeprefix(DEAD_LETTERS))
+
+    def sources_behind(self, view: str) -> set[str]:
+        """The sources that the rows of a source or step follow from."""
         sources, steps = {one.name for one in self.sources}, {one.name: one.sql for one in self.steps}
-        views = [one.view for one in self.outputs if one.name == query] or [query.removeprefix(DEAD_LETTERS)]
-        found: set[str] = set()
+        views, found = [view], set[str]()
         while views:
             name = views.pop()
             if name not in found:

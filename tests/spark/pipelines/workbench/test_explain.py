@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -58,6 +59,22 @@ def test_mermaid_has_every_node_and_edge() -> None:
     assert 'v_end -->|"id BIGINT, who"| o_a_m_b' in lines
     assert 'o_files[/"files<br/>files in &lt;out&gt;, append"/]' in lines
     assert "v_orders -.-> dead_letters" in lines
+
+
+def test_html_has_a_picture_of_its_own() -> None:
+    page = explain(parse(FILE), "html")
+    assert "<script" not in page
+    assert "https:" not in page  # nothing is loaded from elsewhere
+    picture = ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
+    name = "{http://www.w3.org/2000/svg}"
+    texts = [one.text for one in picture.iter(f"{name}text")]
+    assert {"orders", "people", "both", "end", "a-b", "files", "DEAD"} <= {*texts}
+    assert texts.count("id BIGINT, customer STRING") == 2
+    boxes = list(picture.iter(f"{name}rect"))
+    assert len(boxes) == 7
+    assert len(list(picture.iter(f"{name}path"))) == 6
+    places = [(one.attrib["x"], one.attrib["y"]) for one in boxes]
+    assert len(set(places)) == len(places)
 
 
 def test_html_is_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

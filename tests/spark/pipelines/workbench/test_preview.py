@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from slipstream import BlockingJetStream, StreamConfig
 from slipstream.errors import UsageError
 from slipstream.spark.pipelines import parse
-from slipstream.spark.pipelines.workbench.preview import _range, preview, rows_of
+from slipstream.spark.pipelines.workbench.preview import _part, preview, rows_of
 
 FILE = """
 [sources.numbers]
@@ -45,13 +45,20 @@ def test_rows_of_the_first_and_last_messages(
     before = list(js.stream_names())
 
     def rows(view: str, starting: str, limit: int = 20) -> list[list[str]]:
-        ranges = {"numbers": _range(js, pipeline.sources[0], starting)}
+        ranges = {"numbers": _part(js, pipeline.sources[0], starting).options}
         return sorted(rows_of(spark, pipeline, view, {"servers": any_server}, ranges, limit).rows)
 
     assert rows("sums", "first") == [["one", "20", "5"], ["two", "18", "4"]]
     assert rows("sums", "last") == [["one", "120", "5"], ["two", "125", "5"]]
     assert [row[:2] for row in rows("numbers", "30")] == [["29", "two"]]
     assert len(rows("numbers", "first", 3)) == 3
+    assert [_part(js, pipeline.sources[0], starting).text for starting in ("first", "last", "30")] == [
+        f"the first 10 sequences of stream {fresh}",
+        f"the last 10 sequences of stream {fresh}",
+        f"messages of stream {fresh} from 30",
+    ]
+    monkeypatch.setattr("slipstream.spark.pipelines.workbench.preview.MESSAGES", 30)
+    assert _part(js, pipeline.sources[0], "last") == ({}, f"all messages of stream {fresh}")
     assert list(js.stream_names()) == before
     assert list(tmp_path.iterdir()) == []
 

@@ -1,6 +1,7 @@
 """Graph of a pipeline: its sources, steps and outputs, with the columns that flow between them where the file tells.
 
-As text for a terminal, as Mermaid for Markdown, or as a page of HTML that shows the Mermaid. Nothing is started.
+As text for a terminal, as Mermaid for Markdown, or as a page of HTML with a picture (SVG), which loads nothing from
+elsewhere. Nothing is started.
 """
 
 from __future__ import annotations
@@ -15,18 +16,15 @@ from slipstream.spark.pipelines.sql_tables import tables_in
 
 STYLES = ("text", "mermaid", "html")
 _MAX_COLUMNS = 6  # on an edge
+_BOX, _ROW, _LINE = 44, 70, 16  # heights in the picture, in pixels: of a box, from box to box, of a line of text
+_LETTER = 7.5  # width of a letter, about
+_DEAD_LETTERS = "dead letters"  # of the picture: no name has a space
 _PAGE = """<!doctype html>
 <meta charset="utf-8">
+<meta name="color-scheme" content="light dark">
 <title>{title}</title>
 <h1>{title}</h1>
-<pre class="mermaid">
 {graph}
-</pre>
-<script type="module">
-import mermaid from "https://cdn.jsdelivr.net/npm/mermaid@11/dist/mermaid.esm.min.mjs";
-mermaid.initialize({{ startOnLoad: true }});
-</script>
-<noscript>The picture needs JavaScript; this is its text.</noscript>
 <h2>Text</h2>
 <pre>
 {text}
@@ -49,8 +47,8 @@ def explain(pipeline: Pipeline, style: str = "text") -> str:
     text = "\n".join(_text(pipeline))
     if style == "text":
         return text
-    graph = "\n".join(_mermaid(pipeline))
-    return _PAGE.format(title=f"Pipeline {pipeline.name}", graph=html.escape(graph), text=html.escape(text))
+    title = html.escape(f"Pipeline {pipeline.name}")
+    return _PAGE.format(title=title, graph="\n".join(_svg(pipeline)), text=html.escape(text))
 
 
 def edges(pipeline: Pipeline) -> list[Edge]:
@@ -140,6 +138,61 @@ def _mermaid(pipeline: Pipeline) -> Iterator[str]:
         for source in pipeline.sources:
             if source.format != "raw":
                 yield f"    {_id(source.name)} -.-> dead_letters"
+
+
+def _svg(pipeline: Pipeline) -> Iterator[str]:
+    """The picture: a column of boxes for each step away from the sources, and a line with its columns per edge."""
+    flows = edges(pipeline)
+    boxes = {one.name: (one.name, _origin(one)) for one in pipeline.sources}
+    boxes |= {one.name: (one.name, f"state of bucket {one.bucket}, {one.format}") for one in pipeline.tables}
+    boxes |= {one.name: (one.name, "step") for one in pipeline.steps}
+    boxes |= {f"output:{one.name}": (one.name, _target(one)) for one in pipeline.outputs}
+    if pipeline.dead_letter:
+        boxes[_DEAD_LETTERS] = (pipeline.dead_letter, _DEAD_LETTERS)
+        flows += [Edge(one.name, _DEAD_LETTERS, {}) for one in pipeline.sources if one.format != "raw"]
+    levels = dict.fromkeys(boxes, 0)
+    for name in boxes:  # in the order of their dependencies
+        levels[name] = max((levels[start] + 1 for start, end, _ in flows if end == name), default=0)
+    places, x, height = dict[str, tuple[float, float, float]](), 10.0, 0
+    for level in range(max(levels.values()) + 1):
+        names = [name for name in boxes if levels[name] == level]
+        width = 20 + _LETTER * max(len(text) for name in names for text in boxes[name])
+        for row, name in enumerate(names):
+            places[name] = (x, 20.0 + row * _ROW, width)
+        height = max(height, 20 + len(names) * _ROW)
+        x += (
+            width
+            + 60
+            + _LETTER * max((len(_edge_text(one)) for one in flows if levels[one.end] == level + 1), default=0)
+        )
+    yield f'<svg xmlns="http://www.w3.org/2000/svg" width="{x:.0f}" height="{height}" font-family="sans-serif"'
+    yield '  font-size="13" fill="none" stroke="currentColor">'
+    entered = dict.fromkeys(boxes, 0)
+    for edge in flows:
+        (left, top, width), (right, low, _) = places[edge.start], places[edge.end]
+        begin, begin_y, end_y = left + width, top + _BOX / 2, low + _BOX / 2
+        bend = begin + 40
+        dashes = ' stroke-dasharray="4"' if edge.end == _DEAD_LETTERS else ""
+        curve = f"M {begin:.0f} {begin_y:.0f} C {bend:.0f} {begin_y:.0f} {begin:.0f} {end_y:.0f} {bend:.0f} {end_y:.0f}"
+        yield f'  <path d="{curve} H {right:.0f}"{dashes}/>'
+        y = end_y - 4 + _LINE * entered[edge.end]
+        entered[edge.end] += 1
+        yield _svg_text(right - 6, y, _edge_text(edge), "end", 12)
+    for name, (left, top, width) in places.items():
+        rounded = 4 if levels[name] and not name.startswith("output:") and name != _DEAD_LETTERS else 14
+        yield f'  <rect x="{left:.0f}" y="{top:.0f}" width="{width:.0f}" height="{_BOX}" rx="{rounded}"/>'
+        for line, text in enumerate(boxes[name]):
+            yield _svg_text(left + 10, top + 18 + line * _LINE, text)
+    yield "</svg>"
+
+
+def _edge_text(edge: Edge) -> str:
+    return "" if edge.columns is None else _columns(edge.columns, 4)
+
+
+def _svg_text(x: float, y: float, text: str, anchor: str = "start", size: int = 13) -> str:
+    place = f'x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}" font-size="{size}"'
+    return f'  <text {place} fill="currentColor" stroke="none">{html.escape(text)}</text>'
 
 
 def _id(name: str) -> str:

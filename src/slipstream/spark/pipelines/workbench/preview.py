@@ -26,11 +26,19 @@ MESSAGES = 1_000  # that are read of each source
 FROM = ("first", "last")
 
 
+class _Part(NamedTuple):
+    """The part of a source that is read."""
+
+    options: dict[str, str]
+    text: str
+
+
 class Preview(NamedTuple):
     """Rows as texts, below the names of their columns."""
 
     columns: list[str]
     rows: list[list[str]]
+    read: tuple[str, ...] = ()  # per source, which messages they follow from
 
 
 def preview(
@@ -58,27 +66,33 @@ def preview(
         open_connection(connection) as js,
         tempfile.TemporaryDirectory(prefix="slipstream-", ignore_cleanup_errors=True) as folder,
     ):
-        ranges = {one.name: _range(js, one, starting) for one in pipeline.sources}
+        parts = {one.name: _part(js, one, starting) for one in pipeline.sources}
+        ranges = {name: part.options for name, part in parts.items()}
         spark = start_spark(pipeline, "local[2]", StateFolder(replace(pipeline, state=folder)), verbose=verbose)
         try:
-            return rows_of(spark, pipeline, view, connection, ranges, limit)
+            found = rows_of(spark, pipeline, view, connection, ranges, limit)
+            sources = pipeline.sources_behind(view)
+            return found._replace(read=tuple(part.text for name, part in parts.items() if name in sources))
         finally:
             spark.stop()
 
 
-def _range(js: JetStream, source: Source, starting: str) -> dict[str, str]:
-    """Options that limit a read to some messages of a stream; of a bucket the history is read."""
+def _part(js: JetStream, source: Source, starting: str) -> _Part:
+    """Which messages of a stream are read, of all that match its `subjects`; of a bucket the history is."""
     if source.bucket:
-        return {"history": "true"}
+        return _Part({"history": "true"}, f"the history of bucket {source.bucket}")
     try:
         state = js.stream(source.stream).info().state
     except StreamNotFoundError as error:
         raise UsageError(f"there is no stream {source.stream!r} on this server") from error
+    if starting not in FROM:
+        return _Part({"starting": starting}, f"messages of stream {source.stream} from {starting}")
+    if state.messages <= MESSAGES:
+        return _Part({}, f"all messages of stream {source.stream}")
+    text = f"the {starting} {MESSAGES:,} sequences of stream {source.stream}"
     if starting == "first":
-        return {"ending": str(max(state.first_seq, 1) + MESSAGES - 1)} if state.messages > MESSAGES else {}
-    if starting == "last":
-        return {"starting": str(state.last_seq - MESSAGES + 1)} if state.last_seq > MESSAGES else {}
-    return {"starting": starting}
+        return _Part({"ending": str(max(state.first_seq, 1) + MESSAGES - 1)}, text)
+    return _Part({"starting": str(max(state.last_seq - MESSAGES + 1, 1))}, text)
 
 
 def rows_of(
