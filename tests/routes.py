@@ -30,7 +30,7 @@ class Way(NamedTuple):
     target: str
 
 
-class _Lane:
+class _Direction:
     """One direction of one route."""
 
     def __init__(self, way: Way, writer: asyncio.StreamWriter) -> None:
@@ -59,10 +59,10 @@ class _Lane:
 
 
 class _Route:
-    """One connection: two lanes, and the kind once it is known."""
+    """One connection: two directions, and the kind once it is known."""
 
-    def __init__(self, out: _Lane, back: _Lane) -> None:
-        self.lanes = (out, back)
+    def __init__(self, out: _Direction, back: _Direction) -> None:
+        self.directions = (out, back)
         self.is_system = False
         self._seen = b""
 
@@ -75,9 +75,9 @@ class _Route:
         return self.is_system
 
     def cut(self) -> None:
-        for lane in self.lanes:
-            lane.kept.clear()
-            lane.writer.transport.abort()
+        for direction in self.directions:
+            direction.kept.clear()
+            direction.writer.transport.abort()
 
 
 class RouteProxy:
@@ -127,8 +127,8 @@ class RouteProxy:
 
         def hold() -> None:
             self._held[way] = system_only
-            for lane, route in self._lanes(way):
-                lane.is_held = lane.is_held or route.is_system or not system_only
+            for direction, route in self._directions(way):
+                direction.is_held = direction.is_held or route.is_system or not system_only
 
         self._do(hold)
 
@@ -139,8 +139,8 @@ class RouteProxy:
         def pace() -> None:
             self._held.pop(way, None)
             self._paced[way] = max(1, round(rate * _TICK))
-            for lane, _ in self._lanes(way):
-                lane.is_held, lane.is_paced = False, True
+            for direction, _ in self._directions(way):
+                direction.is_held, direction.is_paced = False, True
 
         self._do(pace)
 
@@ -151,8 +151,8 @@ class RouteProxy:
         def release() -> None:
             self._held.pop(way, None)
             self._paced.pop(way, None)
-            for lane, _ in self._lanes(way):
-                lane.release()
+            for direction, _ in self._directions(way):
+                direction.release()
 
         self._do(release)
 
@@ -166,7 +166,7 @@ class RouteProxy:
 
         def drop() -> None:
             for route in list(self._routes):
-                if {*route.lanes[0].way} == {one, other}:
+                if {*route.directions[0].way} == {one, other}:
                     route.cut()
 
         self._do(drop)
@@ -194,46 +194,46 @@ class RouteProxy:
         self._thread.join(CALL_TIMEOUT)
         self._loop.close()
 
-    def _lanes(self, way: Way) -> Iterator[tuple[_Lane, _Route]]:
+    def _directions(self, way: Way) -> Iterator[tuple[_Direction, _Route]]:
         for route in self._routes:
-            for lane in route.lanes:
-                if lane.way == way:
-                    yield lane, route
+            for direction in route.directions:
+                if direction.way == way:
+                    yield direction, route
 
     async def _carry(self, way: Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         port = self._ports.get(way.target)
         if port is None:
             return  # not started yet: whoever dialled tries again
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
-        route = _Route(_Lane(way, far_writer), _Lane(Way(way.target, way.source), writer))
-        for lane in route.lanes:
-            lane.is_held = self._held.get(lane.way) is False
-            lane.is_paced = lane.way in self._paced
+        route = _Route(_Direction(way, far_writer), _Direction(Way(way.target, way.source), writer))
+        for direction in route.directions:
+            direction.is_held = self._held.get(direction.way) is False
+            direction.is_paced = direction.way in self._paced
         self._routes.append(route)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._copy(reader, route, route.lanes[0]))
-                group.create_task(self._copy(far_reader, route, route.lanes[1]))
+                group.create_task(self._copy(reader, route, route.directions[0]))
+                group.create_task(self._copy(far_reader, route, route.directions[1]))
         except* OSError:
             pass
         finally:
             self._routes.remove(route)
             route.cut()
 
-    async def _copy(self, reader: asyncio.StreamReader, route: _Route, lane: _Lane) -> None:
+    async def _copy(self, reader: asyncio.StreamReader, route: _Route, direction: _Direction) -> None:
         while data := await reader.read(_CHUNK):
             if route.look(data):
-                for each in route.lanes:
+                for each in route.directions:
                     each.is_held = each.is_held or self._held.get(each.way) is True
-            lane.send(data)
+            direction.send(data)
         raise ConnectionResetError("one side closed its end")  # the other end must not live on
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_TICK)
             for way, size in self._paced.items():
-                for lane, _ in self._lanes(way):
-                    lane.trickle(size)
+                for direction, _ in self._directions(way):
+                    direction.trickle(size)
 
     def _do(self, order: Callable[[], object]) -> None:
         async def carry_out() -> None:

@@ -29,7 +29,7 @@ from tools.spec import (
 )
 
 LOCK = ".spec-results.lock"
-SIDES_BY_ROOM = {
+SIDES_BY_FOLDER = {
     "server": "E",
     **dict.fromkeys(("client", "jetstream", "kv", "objects", "wire", "api", "facade"), "C"),
     "spark": "S",
@@ -44,15 +44,15 @@ def sides_of(nodeid: str, on: str | None, servers: Iterable[str] = ()) -> frozen
     a pass on the real server says nothing about the embedded one.
     """
     parts = PurePosixPath(nodeid.split("::")[0]).parts
-    room = parts[1] if len(parts) > 2 and parts[0] == "tests" else ""
-    if room == "conformance":
+    folder = parts[1] if len(parts) > 2 and parts[0] == "tests" else ""
+    if folder == "conformance":
         shown = [SIDES_BY_SERVER[server] for server in servers if server in SIDES_BY_SERVER]
         if len(shown) != 1:
             raise SpecError(f"{nodeid}: a conformance test with a spec mark takes `any_server` (ours or real)")
         return parse_sides(shown[0]) & parse_sides(on) if on is not None else parse_sides(shown[0])
-    if on is None and room not in SIDES_BY_ROOM:
+    if on is None and folder not in SIDES_BY_FOLDER:
         raise SpecError(f"{nodeid}: the place of the test names no side; say on=... in the spec mark")
-    return parse_sides(SIDES_BY_ROOM[room] if on is None else on)
+    return parse_sides(SIDES_BY_FOLDER[folder] if on is None else on)
 
 
 def rows_of(item: pytest.Item) -> dict[str, frozenset[str]]:

@@ -304,7 +304,7 @@ def problems(src: Path) -> list[str]:
     return list(found)
 
 
-def test_the_rooms_of_src_import_only_what_they_may() -> None:
+def test_layers_import_only_what_they_may() -> None:
     assert problems(SRC) == []
 
 
@@ -474,6 +474,19 @@ def test_modules_and_classes_have_the_words_of_the_field() -> None:
     names = {module.path: module.path.stem for module in modules()}
     found = [f"{path}: {name}" for path, name in names.items() if words_of(name) & FOREIGN_WORDS]
     found += [f"{path}: {name}" for _, name, path in structure.classes_of(modules()) if words_of(name) & FOREIGN_WORDS]
+    assert found == []
+
+
+def test_functions_have_the_words_of_the_field() -> None:
+    verbs = {"given_up", "_given_up", "switch", "_switch_server", "_work_blocking"}  # the words in their usual meaning
+    found = [
+        f"{module.path}:{node.lineno}: {node.name}"
+        for module in modules()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name not in verbs
+        and words_of(node.name) & FOREIGN_WORDS
+    ]
     assert found == []
 
 

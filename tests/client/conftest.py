@@ -96,8 +96,8 @@ def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
         yield Driver("blocking", None)
         return
     loop = uvloop.new_event_loop() if request.param == "uvloop" else asyncio.new_event_loop()
-    complaints: list[dict[str, Any]] = []
-    loop.set_exception_handler(lambda _, context: complaints.append(context))
+    unhandled: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: unhandled.append(context))
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     yield Driver(request.param, loop)
@@ -110,7 +110,7 @@ def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
     loop.call_soon_threadsafe(loop.stop)
     thread.join(LIMIT)
     loop.close()
-    assert complaints == []
+    assert unhandled == []
     assert left == []
 
 

@@ -27,8 +27,8 @@ USER = new_key(Kind.USER)
 JWT = "aaa.bbb.ccc"
 
 
-def options(**given: Any) -> ClientOptions:
-    return ClientOptions("one", **given)
+def options(**settings: Any) -> ClientOptions:
+    return ClientOptions("one", **settings)
 
 
 # The texts

@@ -157,7 +157,7 @@ def test_a_handshake_has_a_deadline(steps: int, awaited: str) -> None:
         (b"PUB a 0\r\n\r\n", RemoteProtocolError),
     ],
 )
-def test_a_complaint_during_the_handshake_ends_the_try(data: bytes, kind: type[Error]) -> None:
+def test_a_server_error_during_the_handshake_ends_the_attempt(data: bytes, kind: type[Error]) -> None:
     session = make()
     session.dial(0)
     session.opened()
@@ -360,7 +360,7 @@ def test_new_infos_are_taken_over_and_a_lame_duck_is_reported_once() -> None:
     assert kinds(session.received(lame + lame, 0)) == ["lame_duck"]
 
 
-# Complaints
+# Errors that the server reports
 
 
 def test_a_denied_publish_is_reported_and_nothing_else() -> None:
@@ -378,7 +378,7 @@ def failure_of(session: Session, error: Error) -> Error:
     return sink.errors[0]
 
 
-def test_a_complaint_is_the_reason_of_the_loss_that_follows_it() -> None:
+def test_a_server_error_is_the_reason_of_the_loss_that_follows_it() -> None:
     session = connected()
     session.received(b"-ERR 'Stale Connection'\r\n", 0)
     error = failure_of(session, GONE)
@@ -386,7 +386,7 @@ def test_a_complaint_is_the_reason_of_the_loss_that_follows_it() -> None:
     assert "Stale Connection" in str(error)
 
 
-def test_a_complaint_after_which_the_server_goes_on_is_not() -> None:
+def test_a_server_error_that_leaves_the_connection_open_is_not() -> None:
     session = connected()
     session.received(b"-ERR 'Invalid Subject'\r\n", 0)
     session.received(b"PING\r\n", 0)

@@ -170,7 +170,7 @@ def test_buckets_objects_and_trust_are_shown(browser: httpx.Client) -> None:
     assert {row["token"]: row["messages"] for row in rows}["rare"] == 2
 
 
-def test_live_figures_are_events(site: Site, browser: httpx.Client) -> None:
+def test_live_statistics_are_events(site: Site, browser: httpx.Client) -> None:
     with browser.stream("GET", "/api/live") as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         line = next(line for line in answer.iter_lines() if line)

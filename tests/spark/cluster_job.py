@@ -18,7 +18,7 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from slipstream.spark import into_bucket
-from tests.spark.conftest import PATIENCE
+from tests.spark.conftest import LONG_TIMEOUTS
 
 
 def session(folder: Path) -> SparkSession:
@@ -34,7 +34,7 @@ def session(folder: Path) -> SparkSession:
         .config("spark.executor.extraJavaOptions", os.environ.get("SPARK_SUBMIT_OPTS", ""))
         .config("spark.executorEnv.PYTHONPATH", os.pathsep.join(sys.path))
         .config("spark.local.dir", str(folder / "local"))
-        .config(map=PATIENCE)
+        .config(map=LONG_TIMEOUTS)
         .config("spark.speculation", "true")
         .config("spark.speculation.interval", "100ms")
         .config("spark.speculation.multiplier", "1.1")

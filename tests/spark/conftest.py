@@ -30,7 +30,7 @@ def uses_session(item: pytest.Item) -> bool:
 
 # Spark's own limits, which a machine with too much to do passes: 15 s for a Python process to connect to its JVM, a
 # minute between two signs of life of a worker of a cluster, two of an executor. No promise of ours depends on them.
-PATIENCE: dict[str, bool | float | int | str | None] = {
+LONG_TIMEOUTS: dict[str, bool | float | int | str | None] = {
     "spark.python.authenticate.socketTimeout": "300s",
     "spark.worker.timeout": "600",
     "spark.network.timeout": "600s",
@@ -48,7 +48,7 @@ def start_session(folder: Path) -> SparkSession:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
         .config("spark.log.level", "OFF")
-        .config(map=PATIENCE)
+        .config(map=LONG_TIMEOUTS)
         .getOrCreate()
     )
 

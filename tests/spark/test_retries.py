@@ -66,7 +66,7 @@ def test_answer_begins_another_outage() -> None:
     assert clock.now > 20
 
 
-def test_without_patience_the_first_failure_is_raised(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_retry_for_the_first_failure_is_raised(caplog: pytest.LogCaptureFixture) -> None:
     retries, clock = policy(0.0)
     with pytest.raises(ConnectionLostError):
         retries.failed(ConnectionLostError("refused"))

@@ -45,7 +45,7 @@ class Shell:
     @cached_property
     def context(self) -> Context:
         """The context that applies; an empty one if none does."""
-        name = self._given("context", "NATS_CONTEXT")
+        name = self._value_of("context", "NATS_CONTEXT")
         if name:
             return Contexts().load(name)
         selected = Contexts().selected
@@ -87,8 +87,8 @@ class Shell:
 
     def jetstream_arguments(self) -> dict[str, Any]:
         """The arguments of `jetstream`."""
-        prefix = self._given("js_api_prefix", "") or self.context.jetstream_api_prefix
-        domain = self._given("js_domain", "") or ("" if prefix else self.context.jetstream_domain)
+        prefix = self._value_of("js_api_prefix", "") or self.context.jetstream_api_prefix
+        domain = self._value_of("js_domain", "") or ("" if prefix else self.context.jetstream_domain)
         return {"prefix": prefix, "domain": domain, "timeout": self.timeout}
 
     def confirm(self, question: str) -> None:
@@ -104,9 +104,9 @@ class Shell:
     def _option(self, name: str) -> str:
         """The value of an option of `connect`: of its flag, or of its environment variable."""
         setting = ClientOptions.settings()[name]
-        return self._given(setting.flag.lstrip("-").replace("-", "_"), setting.variable)
+        return self._value_of(setting.flag.lstrip("-").replace("-", "_"), setting.variable)
 
-    def _given(self, option: str, variable: str) -> str:
+    def _value_of(self, option: str, variable: str) -> str:
         value: str = getattr(self.options, option, None) or (os.environ.get(variable, "") if variable else "")
         return value
 

@@ -271,7 +271,9 @@ class Position:
         return bool(self._path) and self._path[0] in ("object", "obj")
 
 
-def _asking(ask: Callable[[BlockingJetStream, Position], Iterable[str]]) -> Callable[[Position, str], Iterable[str]]:
+def _server_names(
+    ask: Callable[[BlockingJetStream, Position], Iterable[str]],
+) -> Callable[[Position, str], Iterable[str]]:
     """Names that a server is asked for."""
 
     def names(position: Position, _: str) -> Iterable[str]:
@@ -317,11 +319,11 @@ def _contexts(_: Position, __: str) -> Iterable[str]:
 
 # By the metavar, which says what an argument is.
 _NAMES: dict[str, Callable[[Position, str], Iterable[str]]] = {
-    "BUCKET": _asking(_buckets),
-    "CONSUMER": _asking(_consumers),
+    "BUCKET": _server_names(_buckets),
+    "CONSUMER": _server_names(_consumers),
     "CONTEXT": _contexts,
     "KEY": _keys,
-    "OBJECT": _asking(_objects),
-    "STREAM": _asking(lambda js, _: js.stream_names()),
-    "SUBJECT": _asking(_subjects),
+    "OBJECT": _server_names(_objects),
+    "STREAM": _server_names(lambda js, _: js.stream_names()),
+    "SUBJECT": _server_names(_subjects),
 }

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from slipstream.server.process.flags import Flags
 
 NAME = "server"
-_ASKING = ("info", "ls", "list", "ping", "report")  # commands for a running server
+_CLIENT_COMMANDS = ("info", "ls", "list", "ping", "report")  # commands for a running server
 
 
 def is_for_client(arguments: Sequence[str]) -> bool:
     """Whether the words after `server` are one of the commands that are parsed as all others are."""
-    if arguments and arguments[0] in _ASKING:
+    if arguments and arguments[0] in _CLIENT_COMMANDS:
         return True
     if arguments[:1] != ["check"]:
         return False

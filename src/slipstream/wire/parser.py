@@ -40,7 +40,7 @@ MAX_NUMBER: Final = 9_223_372_036_854_775_807  # of an int64
 SERVER_HEADROOM: Final = 64 * 1024
 
 # The limit is for the arguments, as in nats-server: `CONNECT`, white space and CR come on top.
-_OPERATION_ROOM: Final = 16
+_OPERATION_BYTES: Final = 16
 
 _TAB: Final = 0x09
 _LF: Final = 0x0A
@@ -128,7 +128,7 @@ class Parser:
 
     def _line_cap(self) -> int:
         """A line feed must be among this many bytes."""
-        return self.max_control_line + _OPERATION_ROOM
+        return self.max_control_line + _OPERATION_BYTES
 
     def _frames(self, data: bytes, pos: int, events: list[Event]) -> tuple[int, int]:
         """Append the events from `pos` on; return where the incomplete rest begins, and its whole size if known."""

@@ -1,4 +1,4 @@
-"""`slipstream exporter`, against our server and nats-server: the same names, and the figures that a client sees."""
+"""`slipstream exporter`, against our server and nats-server: the same names, and the values that a client sees."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_a_stream_and_its_consumer_are_probed(cli: Cli, fresh: str) -> None:
     cli.ok("consumer", "pause", fresh, "w", "10m")
     assert check(cli, "consumer", fresh, "w")[0] == 1
     found = cli.run("server", "check", "stream", fresh, "--json").json
-    assert (found["status"], found["figures"]["messages"]) == ("OK", 5)
+    assert (found["status"], found["metrics"]["messages"]) == ("OK", 5)
 
 
 def test_a_bucket_is_probed(cli: Cli, fresh: str) -> None:

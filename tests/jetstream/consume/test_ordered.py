@@ -254,14 +254,14 @@ def test_each_message_is_returned_once_and_in_order_under_any_loss_and_duplicati
     assert got == list(range(1, 21))
 
 
-def spoiled(frames: list[Msg], place: int, fault: str) -> list[Msg]:
+def spoiled(frames: list[Msg], at: int, fault: str) -> list[Msg]:
     if fault == "drop":
-        return frames[:place] + frames[place + 1 :]
+        return frames[:at] + frames[at + 1 :]
     if fault == "double":
-        return frames[: place + 1] + frames[max(0, place - 2) :]
+        return frames[: at + 1] + frames[max(0, at - 2) :]
     if fault == "swap":
-        return frames[:place] + frames[place : place + 2][::-1] + frames[place + 2 :]
-    return frames[:place]
+        return frames[:at] + frames[at : at + 2][::-1] + frames[at + 2 :]
+    return frames[:at]
 
 
 STORED = 1_700_000_000_000_000_000  # when the messages of `frames` were stored

@@ -59,14 +59,14 @@ class Outcome(NamedTuple):
     broken: list[str]
     refused: list[str]  # although a majority could have answered
     wrong_models: list[str]  # streams that are not what the checker takes them for: it proves nothing there
-    figures: str
+    summary: str
     operations: int
     around: list[str]  # what nodes said of a stream, and the faults, around what was broken or refused
 
     def save(self, path: str) -> None:
         """Append it to a file, so that a long run that is stopped has shown what it found."""
         with open(path, "a", encoding="utf-8") as file:
-            file.write(f"{self.figures}\n")
+            file.write(f"{self.summary}\n")
             for name in ("wrong_models", "broken", "refused", "around"):
                 file.writelines(f"  {name}: {what}\n" for what in getattr(self, name))
 
@@ -251,7 +251,7 @@ class Run:
         late = [what for workload in self.workloads.values() for what in workload.late]
         made = sum(workload.history.generations for workload in self.workloads.values())
         kinds = Counter(what.split(": ")[1] for what in broken)
-        figures = (
+        summary = (
             f"seed {self._seed}: {self.count} operations in {seconds:.0f} s, {self._reads} of them reads: "
             f"{len(broken)} broken promises {dict(kinds)}, "
             f"{len(refusals)} refused, {len(refused)} of them answerable; healthy {self._health.healthy_share():.0%}; "
@@ -261,7 +261,7 @@ class Run:
         )
         shown = [*broken, *("\n    ".join((f"{each.stream}: {each}", *each.trace)) for each in refused)]
         around = [what for each in shown[:MOST_SHOWN] for what in self._around(each)]
-        return Outcome(broken, [str(each) for each in refused], self.wrong_models, figures, self.count, around)
+        return Outcome(broken, [str(each) for each in refused], self.wrong_models, summary, self.count, around)
 
     @property
     def _reads(self) -> int:
@@ -382,7 +382,7 @@ def run(operations: int, seed: int, *, crashes: bool = False) -> Outcome:
 
     with Cluster() as cluster, traced():
         outcome = asyncio.run(main(cluster))
-    print(outcome.figures)
+    print(outcome.summary)
     return outcome
 
 

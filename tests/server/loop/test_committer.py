@@ -35,7 +35,7 @@ class Waits(threading.Event):
 @contextmanager
 def busy_loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Worker, list[float]]]:
     """A thread that is given way at once, and for as long as it runs Python code; how long the loop waited at most."""
-    monkeypatch.setattr(committer, "PATIENCE", 0.0)
+    monkeypatch.setattr(committer, "YIELD_AFTER", 0.0)
     monkeypatch.setattr(committer, "GIVE_WAY", LONG)
     worker, waits = Worker(asyncio.get_running_loop(), MemoryStore()), Waits()
     worker._moved_on = waits

@@ -82,7 +82,7 @@ async def test_a_file_that_is_mostly_free_is_compacted_by_itself(
         async with asyncio.timeout(60):
             while not any("Compacted the file of streams" in each for each in caplog.messages):
                 await asyncio.sleep(0.01)
-        size, used = server._stores[1].room
+        size, used = server._stores[1].file_usage
         assert used > size / 2
 
 

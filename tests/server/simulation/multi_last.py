@@ -26,7 +26,7 @@ class MultiLast:
 
     def __init__(self, workload: Workload, name: str, request: dict[str, Any]) -> None:
         self.workload, self.name, self.request = workload, name, request
-        self.born = self.event = self.place = 0
+        self.born = self.event = 0
         self.got: dict[str, Entry] = {}
         self.is_of_mirror = self.was_new = False
         self.held: list[ModelStream] = []  # what replicas have that are held

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from slipstream.cli.output import Meter
 
 START = 60.0  # seconds for all clients to be ready
-PATIENCE = 600.0  # seconds without progress of any client
+STALL_TIMEOUT = 600.0  # seconds without progress of any client
 
 
 def run_clients(plans: Sequence[Plan], meter: Meter | None, before: Callable[[], None] | None) -> float:
@@ -68,7 +68,7 @@ def _collect(number: int, results: Any, start: Any, meter: Meter | None, before:
     begins: list[float] = []
     ends: list[float] = []
     while len(ends) < number:
-        at, kind, value = _next(results, PATIENCE)
+        at, kind, value = _next(results, STALL_TIMEOUT)
         if kind == "progress":
             done[at] = value
             if meter is not None:

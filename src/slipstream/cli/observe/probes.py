@@ -36,7 +36,7 @@ class Verdict:
     def __init__(self) -> None:
         self.code: int = OK
         self.texts: list[str] = []
-        self.figures: dict[str, float] = {}
+        self.metrics: dict[str, float] = {}
 
     def say(self, text: str, code: int = OK) -> None:
         """Add a finding."""
@@ -44,15 +44,15 @@ class Verdict:
         self.texts.append(text)
 
     def above(self, what: str, value: float, warn: float | None, critical: float | None, shown: str = "") -> None:
-        """Add a figure that must not be above its bounds."""
+        """Add a value that must not be above its bounds."""
         self._judge(what, value, shown, warn is not None and value > warn, critical is not None and value > critical)
 
     def below(self, what: str, value: float, warn: float | None, critical: float | None, shown: str = "") -> None:
-        """Add a figure that must not be below its bounds."""
+        """Add a value that must not be below its bounds."""
         self._judge(what, value, shown, warn is not None and value < warn, critical is not None and value < critical)
 
     def _judge(self, what: str, value: float, shown: str, is_odd: bool, is_bad: bool) -> None:
-        self.figures[re.sub(r"\W+", "_", what)] = value
+        self.metrics[re.sub(r"\W+", "_", what)] = value
         self.say(f"{shown or f'{value:,}'} {what}", CRITICAL if is_bad else WARN if is_odd else OK)
 
 
@@ -115,12 +115,12 @@ def _bounds(
     side: str,
     defaults: Iterable[str] = (),
 ) -> None:
-    """Declare the options of two bounds of a figure."""
-    given = dict(zip(("warn", "critical"), defaults, strict=False))
+    """Declare the options of two bounds of a value."""
+    values = dict(zip(("warn", "critical"), defaults, strict=False))
     for level in ("warn", "critical"):
-        default = f" (default: {given[level]})" if given else ""
+        default = f" (default: {values[level]})" if values else ""
         parser.add_argument(
-            f"--{name}-{level}", type=read, default=read(given[level]) if given else None, metavar=metavar,
+            f"--{name}-{level}", type=read, default=read(values[level]) if values else None, metavar=metavar,
             help=f"{level} if {text} is {side} this{default}",
         )  # fmt: skip
 
@@ -130,7 +130,7 @@ def _run(name: str, probe: Probe, shell: Shell) -> int:
     begin = time.perf_counter()
     try:
         with shell.connect() as client:
-            verdict.figures["connect"] = time.perf_counter() - begin
+            verdict.metrics["connect"] = time.perf_counter() - begin
             probe(shell, client, verdict)
     except Error as error:
         is_mistake = exit_code(error) == USAGE
@@ -138,14 +138,14 @@ def _run(name: str, probe: Probe, shell: Shell) -> int:
     except OSError as error:
         verdict.say(str(error), CRITICAL)
     if name != "connection":
-        verdict.figures.pop("connect", None)
+        verdict.metrics.pop("connect", None)
     word = _WORDS[verdict.code]
     if shell.out.is_json:
         shell.out.json({"check": name, "status": word, "code": verdict.code, "findings": verdict.texts,
-                        "figures": verdict.figures})  # fmt: skip
+                        "metrics": verdict.metrics})  # fmt: skip
     else:
-        figures = " ".join(f"{key}={value:g}" for key, value in verdict.figures.items())
-        line = f"{word} {name}: {'; '.join(verdict.texts)}" + (f" | {figures}" if figures else "")
+        metrics = " ".join(f"{key}={value:g}" for key, value in verdict.metrics.items())
+        line = f"{word} {name}: {'; '.join(verdict.texts)}" + (f" | {metrics}" if metrics else "")
         shell.out.text(Colored(line, _STYLES[verdict.code]))
     return verdict.code
 
@@ -155,7 +155,7 @@ def _bound(shell: Shell, name: str) -> tuple[float | None, float | None]:
 
 
 def _connection(shell: Shell, client: BlockingClient, verdict: Verdict) -> None:
-    connected = verdict.figures["connect"]
+    connected = verdict.metrics["connect"]
     verdict.say(f"connected to {client.server_info.server_name}")
     verdict.above("connect", connected, *_bound(shell, "connect"), f"{connected * 1000:.1f} ms")
     begin = time.perf_counter()

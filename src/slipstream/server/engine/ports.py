@@ -349,7 +349,7 @@ class Store(Protocol):
         """None: nothing is stored that could be damaged."""
 
     @property
-    def room(self) -> tuple[int, int]:
+    def file_usage(self) -> tuple[int, int]:
         """Bytes of the store's file, and how many of them are in use."""
 
     def compact(self) -> Compaction:

@@ -15,7 +15,7 @@ All methods but `_store_small` and `_commit` run on the loop's thread.
 **The interpreter's lock.** A loop that is busy (jobs, a flood of core messages) releases the lock in every turn, but
 only for moments: it takes it again before the worker is awake, and each time the worker's claim to it starts again, so
 that a commit of a few changes can wait for hundreds of milliseconds. Therefore the loop gives way (`give_way`, called
-in every turn) to a step that has been under way for `PATIENCE`. It waits until the worker needs the lock no more,
+in every turn) to a step that has been under way for `YIELD_AFTER`. It waits until the worker needs the lock no more,
 because it waits for the disk or is done. While the worker waits for the disk, the loop cannot know how far that is: it
 looks now and then, for a tenth of the time that it has worked, so that a slow disk costs no more than that.
 """
@@ -41,7 +41,7 @@ log: logging.Logger = logging.getLogger("slipstream.server")
 
 SMALL = 64  # changes: some tenths of a millisecond to write
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # seconds, after a group that could not be stored
-PATIENCE = 0.002  # seconds that a step has been under way, or the loop has worked, before the loop gives way
+YIELD_AFTER = 0.002  # seconds that a step has been under way, or the loop has worked, before the loop gives way
 GIVE_WAY = 0.005  # seconds at most for Python code in the worker: that of a group takes some tenths of a millisecond
 WORKED = 10  # times as long as it looked, the loop has worked before, and works again
 LOG_INTERVAL = 10.0  # seconds between two lines about the same failure
@@ -68,7 +68,7 @@ class Worker:
         """Run `step()` in the thread, then `done(error)` on the loop."""
         if self._finished == self._submitted:
             self._worked_from = monotonic()
-            self._gives_way_at = self._worked_from + PATIENCE
+            self._gives_way_at = self._worked_from + YIELD_AFTER
             self._wants_lock = True
         self._submitted += 1
         self._queue.put((step, done))
@@ -87,7 +87,7 @@ class Worker:
         if self._finished != self._submitted and not self._moved_on.wait(longest):
             self._wants_lock = False  # the step waits for something else, and does not say so
         self._worked_from = monotonic()
-        self._gives_way_at = self._worked_from + PATIENCE
+        self._gives_way_at = self._worked_from + YIELD_AFTER
 
     def stop(self) -> None:
         """End the thread once its queue is empty."""

@@ -75,7 +75,7 @@ class Compacting:
 
     def _is_due(self) -> bool:
         """Whether it is worth it: not while messages that were purged still are to be removed."""
-        size, used = self._store.room
+        size, used = self._store.file_usage
         return size - used >= max(SMALLEST, size * self._percent // 100) and not self._store.backlog
 
     async def _compact(self, compaction: Compaction) -> Compacted:

@@ -32,7 +32,7 @@ class Flag(NamedTuple):
     value: str = ""
 
 
-def _switch(name: str, spellings: str, doc: str, group: str = "Server") -> Flag:
+def _on_off(name: str, spellings: str, doc: str, group: str = "Server") -> Flag:
     return Flag(name, tuple(spellings.split()), doc, group, True)
 
 
@@ -50,10 +50,10 @@ def _default(option: Option) -> str:
 
 FLAGS = (
     Flag("config", ("c", "config"), "configuration file, in nats-server's format", "Server", False, "FILE"),
-    _switch("test", "t", "test the configuration and exit"),
+    _on_off("test", "t", "test the configuration and exit"),
     *(_of(option) for declaring in (ServerOptions, ProcessOptions) for option in options_of(declaring) if option.flags),
-    _switch("debug_and_trace", "DV DVV", "-D and -V", "Logging"),
-    _switch("require_tls", "tls", "require TLS; needs --tlscert and --tlskey", "TLS"),
+    _on_off("debug_and_trace", "DV DVV", "-D and -V", "Logging"),
+    _on_off("require_tls", "tls", "require TLS; needs --tlscert and --tlskey", "TLS"),
     Flag(
         "signal",
         ("sl", "signal"),
@@ -62,11 +62,11 @@ FLAGS = (
         False,
         "NAME=PID",
     ),
-    _switch("console", "console", "also serve the web console, and print its address", "Console"),
+    _on_off("console", "console", "also serve the web console, and print its address", "Console"),
     Flag("console_port", ("console_port",), "port of the console (default: a free one)", "Console", False, "PORT"),
-    _switch("console_write", "console_write", "allow changes in the console", "Console"),
-    _switch("help", "h help", "show this text and exit", "Other"),
-    _switch("version", "v version", "show the version and exit", "Other"),
+    _on_off("console_write", "console_write", "allow changes in the console", "Console"),
+    _on_off("help", "h help", "show this text and exit", "Other"),
+    _on_off("version", "v version", "show the version and exit", "Other"),
 )
 _BY_SPELLING = {spelling: flag for flag in FLAGS for spelling in flag.spellings}
 _UNSUPPORTED = {

@@ -77,7 +77,7 @@ class AckHandling:
         self._sampled = 0  # percent of acks that are reported
         self._timer = EarliestTimer(services.timers, self._look)
         self._stopped = False
-        self._settling: SettleAll | None = None
+        self._settle_all: SettleAll | None = None
 
     def configure(self, config: ConsumerConfig) -> None:
         """Take over a configuration."""
@@ -156,17 +156,17 @@ class AckHandling:
         if seq > state.delivered:
             return True
         state.last_ack = state.last_active = now
-        if self._settling is not None:
-            self._settling.seq = max(self._settling.seq, seq)
+        if self._settle_all is not None:
+            self._settle_all.seq = max(self._settle_all.seq, seq)
         elif dseq > state.floor_dseq:
-            self._settling = SettleAll(self, seq)
+            self._settle_all = SettleAll(self, seq)
             jobs = self._services.jobs
-            jobs.go_on(self._settling, jobs.load.asker or self)
+            jobs.go_on(self._settle_all, jobs.load.asker or self)
         if is_next:
             self._next_request(reply, payload[4:], now)
         elif reply:
-            if self._settling is not None:
-                self._settling.replies.append(reply)
+            if self._settle_all is not None:
+                self._settle_all.replies.append(reply)
             else:
                 self._writer.confirm(reply)
         if payload.startswith(b"+TERM"):
@@ -192,7 +192,7 @@ class AckHandling:
 
     def settled_all(self, seq: int, replies: list[str]) -> None:
         """All messages up to one are settled: the floor is there."""
-        self._settling = None
+        self._settle_all = None
         if rest := self._state.settle_to(seq):
             self._settled(rest)
         self._writer.mark()

@@ -553,9 +553,9 @@ def healthz(engine: Engine, query: Query) -> tuple[int, dict[str, Any]]:
         text = f'JetStream consumer "{consumer[:64]}" not found for stream "{stream}" on account "{name}"'
         return 404, _unwell(query, "CONSUMER", text)
     only_server = any(_flag(query, flag) for flag in ("js-server-only", "js-enabled-only", "js-enabled"))
-    complaints = [] if only_server else engine.health().problems
-    if complaints:
-        return 503, _unwell(query, "JETSTREAM", complaints[0])
+    problems = [] if only_server else engine.health().problems
+    if problems:
+        return 503, _unwell(query, "JETSTREAM", problems[0])
     return 200, {"status": "ok"}
 
 

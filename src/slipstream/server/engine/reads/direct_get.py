@@ -611,7 +611,7 @@ class DirectBatch:
         def look() -> Walk[None]:
             newest = yield from snapshot.multi_last(self._patterns, up_to=self._bound, limit=MAX_MULTI)
             self._has_too_many = newest is None
-            room = KEPT_BYTES
+            budget = KEPT_BYTES
             for seq in newest or ():
                 if seq < self._first or seq in known:  # still there: it was sent
                     continue
@@ -620,9 +620,9 @@ class DirectBatch:
                 if record is not None and record.subject not in self._subjects:
                     seqs.append(seq)
                     self._pending += 1
-                    if room > 0:
+                    if budget > 0:
                         self._kept[seq] = record
-                        room -= len(record.payload)
+                        budget -= len(record.payload)
                 yield 1 if record is None else 1 + len(record.payload) // 4096
 
         self._search = closing(snapshot, look())

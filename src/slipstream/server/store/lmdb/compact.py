@@ -95,7 +95,7 @@ class Compaction:
         self._before_replacing, self._break = before_replacing, break_store
         if env.found or env.damaged or env.losses or env.faults:
             raise CorruptRecordError(f"the store in {env.path} is damaged: it cannot be compacted")
-        self.before, used = env.room
+        self.before, used = env.file_usage
         with translated("compacting", env.path):
             self._check_space(used)
         self.after = 0

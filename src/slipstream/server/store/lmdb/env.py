@@ -416,7 +416,7 @@ class Environment:
             handle.close()
 
     @property
-    def room(self) -> tuple[int, int]:
+    def file_usage(self) -> tuple[int, int]:
         """Bytes of the file, and how many of them are in use."""
         page, used = 4096, 4  # meta pages, and some for the free list
         for table in self.tables():

@@ -217,9 +217,9 @@ class LmdbStore:
     # Compaction.
 
     @property
-    def room(self) -> tuple[int, int]:
+    def file_usage(self) -> tuple[int, int]:
         """Bytes of the file, and how many of them are in use."""
-        return self._env.room
+        return self._env.file_usage
 
     def compact(self) -> Compaction:
         """Begin to copy the file without its free pages. Raises StoreError if it is damaged, or the disk too full."""

@@ -105,7 +105,7 @@ class MemoryStore:
         return []
 
     scrubber = None
-    room = (0, 0)  # no file
+    file_usage = (0, 0)  # no file
 
     def compact(self) -> NoReturn:
         raise UsageError("streams in memory have no file that could be compacted")
