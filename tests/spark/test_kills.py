@@ -8,6 +8,7 @@ same once again:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -25,8 +26,8 @@ from typing import Protocol
 import pyarrow.parquet as pq
 import pytest
 
-from slipstream import BlockingJetStream, StreamConfig, connect_blocking
-from tests.cluster import NODES, Cluster
+from slipstream import BlockingJetStream, RequestTimeoutError, StreamConfig, connect_blocking
+from tests.cluster import NODES, Cluster, wait_for
 from tests.servers import OurProcess, RealProcess
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -235,12 +236,15 @@ class ThreeNodes:
     def settle(self) -> None:
         """A second node may only be killed when the first has caught up: two of three are a quorum."""
         self._cluster.wait_until_whole()
-        last = self._last()
-        self._cluster.wait_until_level("NUMBERS", last)
+        found: list[int] = []
 
-    def _last(self) -> int:
-        with connect_blocking(self.urls) as client:
-            return client.jetstream().stream("NUMBERS").info().state.last_seq
+        def is_answered() -> bool:  # the stream may have no leader yet, and then none of its servers answers
+            with connect_blocking(self.urls) as client, contextlib.suppress(RequestTimeoutError):
+                found.append(client.jetstream().stream("NUMBERS").info().state.last_seq)
+            return bool(found)
+
+        wait_for(is_answered, "the leader of NUMBERS", timeout=60)
+        self._cluster.wait_until_level("NUMBERS", found[0])
 
 
 @contextmanager
