@@ -90,7 +90,7 @@ class Stream:
         self._ack_size = len(self._ack_head.encode()) + 1
         self.duplicates: DuplicateWindow = DuplicateWindow(0)
         self.time: StreamTime = StreamTime()
-        self.expiry: Expiry = Expiry(services, self.log, self._mark, self.time)
+        self.expiry: Expiry = Expiry(services, journal, self.log, self._mark, self.time)
         self.schedules: schedules.Schedules = schedules.Schedules(services, self.log, self._publish_scheduled)
         self._counters = Counters(self.log)
         self._batches = AtomicBatches(services.timers, services.batch_usage, self._abandoned)
