@@ -220,6 +220,110 @@ def _publishes_to_many_subscribers(
 
 
 @case
+def _many_that_expire(client: RawClient, _: MeteredServer, count: int, storage: str) -> Callable[[], None]:
+    markers = {"allow_msg_ttl": True, "allow_rollup_hdrs": True, "subject_delete_marker_ttl": 3600_000_000_000}
+    fill(client, count, storage, by_two, **markers)
+
+    def ask() -> None:
+        config = {"name": "A", "subjects": ["a.>"], "storage": storage, "max_age": 100_000_000, **markers}
+        client.api("STREAM.UPDATE.A", config | {"duplicate_window": 100_000_000})
+        while client.api("STREAM.INFO.A")["state"]["last_seq"] < 2 * count:  # a marker for each
+            pass
+
+    return ask
+
+
+@case
+def _ever_shorter_times_to_live(client: RawClient, _: MeteredServer, count: int, storage: str) -> Callable[[], None]:
+    client.api("STREAM.CREATE.A", {"name": "A", "subjects": ["a.>"], "storage": storage, "allow_msg_ttl": True})
+
+    def ask() -> None:
+        lines = (b"NATS/1.0\r\nNats-TTL: %ds\r\n\r\n" % (1_000_000 - i) for i in range(count))
+        client.send(b"".join(pub(f"a.{i}", b"x", header=line) for i, line in enumerate(lines)))
+        assert client.api("STREAM.INFO.A")["state"]["messages"] == count
+
+    return ask
+
+
+@case
+def _expected_sequences_of_wildcards(
+    client: RawClient, _: MeteredServer, count: int, storage: str
+) -> Callable[[], None]:
+    fill(client, count, storage, by_two)
+    header = (
+        b"NATS/1.0\r\nNats-Expected-Last-Subject-Sequence: 0\r\n"
+        b"Nats-Expected-Last-Subject-Sequence-Subject: *.*.none\r\n\r\n"
+    )
+
+    def ask() -> None:
+        client.send(b"".join(pub("a.n", b"x", f"{client.inbox}{i}", header) for i in range(50)))
+        assert all(b'"seq"' in each.payload for each in client.wait_for(Msg, 50))
+
+    return ask
+
+
+@case
+def _atomic_batch_with_wildcards(client: RawClient, _: MeteredServer, count: int, storage: str) -> Callable[[], None]:
+    fill(client, count, storage, by_two, allow_atomic=True)
+
+    def ask() -> None:
+        for i in range(1, 201):
+            lines = f"Nats-Batch-Id: b\r\nNats-Batch-Sequence: {i}\r\n{'Nats-Batch-Commit: 1' if i == 200 else 'A: b'}"
+            expected = "Nats-Expected-Last-Subject-Sequence: 0\r\nNats-Expected-Last-Subject-Sequence-Subject: *.*.none"
+            header = f"NATS/1.0\r\n{lines}\r\n{expected}\r\n\r\n".encode()
+            client.send(pub(f"a.n.{i}.x", b"x", f"{client.inbox}{i}", header))
+        assert b'"count":200' in client.wait_for(Msg, 200)[-1].payload
+
+    return ask
+
+
+@case
+def _schedule_with_many_lines(client: RawClient, _: MeteredServer, count: int, storage: str) -> Callable[[], None]:
+    config = {"name": "A", "subjects": ["a.>"], "storage": storage, "allow_msg_schedules": True}
+    client.api("STREAM.CREATE.A", config | {"allow_rollup_hdrs": True})
+    header = b"NATS/1.0\r\nNats-Schedule: %b\r\nNats-Schedule-Target: a.t\r\n%b\r\n"
+
+    def ask() -> None:
+        for pattern, lines in ((b"@every 1h", b"Nats-Rollup:\r\n" * 60_000), (b"0 0 0 * * " + b"1," * 400_000, b"")):
+            assert b"10097" in client.ask("a.s", b"x", header % (pattern, lines)).payload
+        for _ in range(count // 1000):
+            assert b'"seq"' in client.ask("a.s", b"x", header % (b"@every 1h", b"Nats-Rollup:\r\n" * 4500)).payload
+
+    return ask
+
+
+@case
+def _pulls_with_priorities(client: RawClient, _: MeteredServer, count: int, storage: str) -> Callable[[], None]:
+    client.api("STREAM.CREATE.A", {"name": "A", "subjects": ["a.>"], "storage": storage})
+    consumer(
+        client, ack_policy="explicit", max_waiting=count, priority_policy="prioritized", priority_groups=["g"]
+    )  # fmt: skip
+
+    def ask() -> None:
+        body = b'{"batch":1,"expires":3600000000000,"group":"g","priority":%d}'
+        client.send(
+            b"".join(
+                pub("$JS.API.CONSUMER.MSG.NEXT.A.d", body % (i % 10), f"{client.inbox}p{i}") for i in range(count // 2)
+            )
+        )
+        assert client.api("CONSUMER.INFO.A.d")["num_waiting"] == count // 2
+
+    return ask
+
+
+@case
+def _reports_of_an_account(client: RawClient, _: MeteredServer, count: int, storage: str) -> Callable[[], None]:
+    for i in range(count // 20):
+        client.api(f"STREAM.CREATE.S{i}", {"name": f"S{i}", "subjects": [f"s{i}"], "storage": storage})
+
+    def ask() -> None:
+        client.send(b"".join(pub("$JS.API.INFO", b"", f"{client.inbox}{i}") for i in range(100)))
+        assert len(client.wait_for(Msg, 100)) == 100
+
+    return ask
+
+
+@case
 def _end_of_a_large_stream(client: RawClient, _: MeteredServer, count: int, storage: str) -> Callable[[], None]:
     fill(client, count, storage, by_two)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from slipstream.server.engine.consumers import requests
 from slipstream.wire import pub
 from tests.server.engine.consumers.kit import SECOND, Bench, headers, seqs, status, statuses
 from tests.server.support import Rig
@@ -95,6 +96,37 @@ def test_lower_priorities_come_first(bench: Bench) -> None:
     bench.ask_for(2, client=early, group="g", priority=1)
     bench.fill(*["s.a"] * 3)
     assert (seqs(early.messages()), seqs(late.messages())) == ([1, 2], [3])
+
+
+def test_many_requests_are_queued_without_a_look_at_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    def priority_of(request: requests.Request) -> int:
+        nonlocal looks
+        looks += 1
+        return request.body.priority
+
+    monkeypatch.setattr(requests, "_priority_of", priority_of)
+    queue = requests.RequestQueue()
+    queue.prioritized = True
+    for n in range(2000):
+        queue.add(requests.Request(f"r{n}", requests.PullBody(batch=1, group="g", priority=n % 7), grouped=True, now=0))
+    assert [request.body.priority for request in queue] == sorted(n % 7 for n in range(2000))
+    assert 0 < looks < 2000 * 15
+
+
+def test_request_with_a_lower_number_goes_first_after_others_stood_back() -> None:
+    queue = requests.RequestQueue()
+    queue.prioritized = True
+    for n, priority in enumerate((1, 1, 4, 4, 8)):
+        body = requests.PullBody(batch=1, group="g", priority=priority)
+        queue.add(requests.Request(f"{n}", body, grouped=True, now=0))
+    queue.cycle()
+    queue.cycle()  # the two with priority 1
+    queue.end(queue.front())
+    queue.add(requests.Request("5", requests.PullBody(batch=1, group="g", priority=3), grouped=True, now=0))
+    assert [request.reply for request in queue] == ["0", "1", "5", "3", "4"]
+    assert queue.front().reply == "0"
 
 
 @pytest.mark.parametrize(

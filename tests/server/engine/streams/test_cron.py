@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slipstream.api import format_time, parse_time
-from slipstream.server.engine.streams.cron import next_moment, time_zone
+from slipstream.server.engine.streams.cron import _calendar, next_moment, time_zone
 
 
 def following(pattern: str, after: str, zone: str = "", *, now: str = "") -> str:
@@ -80,3 +80,13 @@ def test_only_calendars_have_zones_and_only_those_that_exist() -> None:
     for name in ("", "Mars/Base", "../etc/passwd", "Europe"):
         with pytest.raises(ValueError, match="time zone"):
             time_zone(name)
+
+
+def test_pattern_may_list_all_values_but_not_be_longer() -> None:
+    fields = [range(60), range(60), range(24), range(1, 32), range(1, 13), range(7)]
+    every = " ".join(",".join(map(str, field)) for field in fields)
+    assert following(every, "2024-02-28T12:34:56.7Z") == "2024-02-28T12:34:57Z"
+    cached = _calendar.cache_info().currsize
+    with pytest.raises(ValueError, match="at most 1024 characters, got 20011"):
+        following("0 0 0 * * " + "1," * 10_000 + "1", "2024-02-28T00:00:00Z")
+    assert _calendar.cache_info().currsize == cached

@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
+from slipstream.server.engine.jobs import STEP_UNITS
+from slipstream.server.engine.ports import Store
+from slipstream.server.engine.streams.expiry import MAX_PENDING, SLICE
 from slipstream.server.store.lmdb.store import LmdbStore
+from slipstream.server.store.memory.store import MemoryStore
+from slipstream.wire import pub
 from tests.server.support import START, Client, Rig, headers, sequences
 
 SECOND = 1_000_000_000
@@ -78,15 +83,14 @@ def test_messages_without_expiry_are_checked_once(client: Client) -> None:
 
 def test_many_that_are_too_old_leave_in_slices(monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
     monkeypatch.setattr("slipstream.server.engine.streams.expiry.SLICE", 10)
-    monkeypatch.setattr("slipstream.server.engine.streams.expiry.SCAN", 4)
     client.create("S", allow_msg_ttl=True, max_age=SECOND)
     for _ in range(35):
         client.publish("s.1", Nats_TTL="1h")
     client.rig.now += SECOND
     client.rig.engine.tick(client.rig.now)
+    client.rig.engine.step(client.rig.now)
+    assert client.rig.engine.streams["S"].log.state.messages == 25
     client.rig.settle()
-    assert 0 < len(left(client)) < 35
-    client.rig.wait(1)
     assert left(client) == []
 
 
@@ -186,3 +190,78 @@ def test_times_to_live_count_from_when_they_are_allowed(client: Client) -> None:
     client.api("STREAM.UPDATE.S", config | {"allow_msg_ttl": True, "max_age": 3600 * SECOND})
     client.rig.wait(5)
     assert left(client) == []
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
+@pytest.mark.parametrize("by_age", [False, True])
+def test_thousands_that_expire_at_once_share_the_server(tmp_path: Path, kind: str, by_age: bool) -> None:
+    store: Store = LmdbStore(tmp_path / "s", map_size=1 << 27) if kind == "lmdb" else MemoryStore()
+    rig, count = Rig(store=store), 10 * SLICE
+    client, other = rig.client(), rig.client()
+    client.create("S", storage="file", subject_delete_marker_ttl=5 * SECOND, max_age=20 * SECOND if by_age else 0)
+    header = b"" if by_age else b"NATS/1.0\r\nNats-TTL: 20s\r\n\r\n"
+    client.send(b"".join(pub(f"s.{n}", b"x", "", header) for n in range(count)))
+    rig.now += 20 * SECOND
+    rig.engine.tick(rig.now)
+    turns = 0
+    log = rig.engine.streams["S"].log
+    while log.state.last_seq < 2 * count + turns:
+        other.send(pub("s.other", b"x", f"{other.inbox}o"), settle=False)
+        before = log.state.last_seq
+        rig.engine.step(rig.now)
+        assert rig.engine.jobs.used <= 2 * STEP_UNITS
+        assert log.state.last_seq - before <= SLICE
+        assert rig.store.pending <= MAX_PENDING + 8 * SLICE
+        rig.commit()
+        rig.flush()
+        assert len(other.messages()) == 1
+        turns += 1
+    assert turns >= 10
+    rig.wait(3)
+    assert log.state.messages == count + turns  # a marker for each
+    rig.wait(4)
+    assert log.state.messages == turns
+    store.close()
+
+
+def test_expiry_goes_on_after_a_lost_group_and_a_restart(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, map_size=1 << 27)
+    rig, count = Rig(store=store), 4 * SLICE
+    client = rig.client()
+    client.create("S", storage="file", allow_msg_ttl=True)
+    client.send(b"".join(pub(f"s.{n}", b"x", "", b"NATS/1.0\r\nNats-TTL: 20s\r\n\r\n") for n in range(count)))
+    rig.now += 20 * SECOND
+    rig.engine.tick(rig.now)
+    rig.engine.step(rig.now)
+    log = rig.engine.streams["S"].log
+    assert log.state.messages == count - SLICE
+    rig.engine.failed(rig.engine.journals[0], OSError("the disk is full"), rig.now)
+    assert log.state.messages == count
+    rig.engine.step(rig.now)
+    rig.commit()
+    assert log.state.messages == count - SLICE
+    store.close()
+    later = LmdbStore(tmp_path, map_size=1 << 27)
+    rig = Rig(store=later, now=rig.now)
+    rig.wait(1)
+    assert rig.engine.streams["S"].log.state.messages == 0
+    later.close()
+
+
+def test_shorter_times_to_live_move_the_timer_without_a_search(monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
+    client.create("S", allow_msg_ttl=True)
+    client.publish("s.0", Nats_TTL="100s")
+    log, searches = client.rig.engine.streams["S"].log, 0
+    original = log.next_expiry
+
+    def next_expiry() -> int:
+        nonlocal searches
+        searches += 1
+        return original()
+
+    monkeypatch.setattr(log, "next_expiry", next_expiry)
+    for n in range(1, 50):
+        client.publish(f"s.{n}", Nats_TTL=f"{100 - n}s")
+    assert not searches
+    client.rig.wait(75.5)
+    assert left(client) == list(range(1, 26))

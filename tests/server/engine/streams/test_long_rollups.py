@@ -11,7 +11,7 @@ import pytest
 
 from slipstream.server.engine.jobs import STEP_UNITS
 from slipstream.server.engine.ports import Store
-from slipstream.server.engine.streams.removals import SLICE, UNITS
+from slipstream.server.engine.streams.removals import AT_ONCE, SLICE, UNITS
 from slipstream.server.store.lmdb.store import LmdbStore
 from slipstream.server.store.memory.store import MemoryStore
 from slipstream.wire import pub
@@ -295,3 +295,14 @@ def test_lower_limit_that_a_crash_interrupted_is_enforced_by_the_next_start(tmp_
     rig.settle()
     assert rig.engine.streams["S"].log.committed.bytes <= 35_000
     store.close()
+
+
+def test_rollup_is_acknowledged_when_a_limit_takes_the_last_of_what_it_replaces() -> None:
+    rig = Rig()
+    client = rig.client()
+    client.create("S", allow_rollup_hdrs=True, max_bytes=100_000)
+    client.send(b"".join(pub("s.c", b"x") for _ in range(AT_ONCE)))
+    client.send(pub("s.c", b"x" * 99_900, f"{client.inbox}ack", SUB))  # the limit leaves this message alone
+    (answer,) = client.messages()
+    assert msgspec.json.decode(answer.payload)["seq"] == AT_ONCE + 1
+    assert rig.engine.streams["S"].log.state.messages == 1

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from slipstream.server.engine.streams import dedupe
 from slipstream.server.engine.streams.publish_headers import parse_publish_headers
-from slipstream.wire import Headers
+from slipstream.wire import Headers, pub
 from tests.server.support import Client, Rig, headers, sequences
 
 
@@ -278,14 +279,15 @@ def test_messages_expire_by_age_after_a_restart(client: Client) -> None:
 
 
 def test_a_large_stream_expires_in_slices(monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
-    monkeypatch.setattr("slipstream.server.engine.streams.expiry.SLICE", 10)
+    monkeypatch.setattr("slipstream.server.engine.streams.expiry.RANGE", 10)
     client.create("S", max_age=1_000_000_000)
     for _ in range(35):
         client.publish("s.1")
     client.rig.now += 1_000_000_000
     client.rig.engine.tick(client.rig.now)
+    client.rig.engine.step(client.rig.now)
     assert client.rig.engine.streams["S"].log.state.messages == 25
-    client.rig.wait(1)
+    client.rig.settle()
     assert client.api("STREAM.INFO.S")["state"]["messages"] == 0
 
 
@@ -336,3 +338,15 @@ def test_the_first_line_of_a_header_counts_also_if_it_is_empty() -> None:
     assert dedupe.message_id(header) == ""
     header = b"NATS/1.0\r\nNats-Msg-Id: one\r\nNats-Msg-Id: \r\nNats-Msg-Id: two\r\n\r\n"
     assert parse_publish_headers(header).msg_id == dedupe.message_id(header) == "one"
+
+
+@pytest.mark.parametrize(
+    "line", ["Nats-Schedule: nonsense", "Nats-Rollup: bad", "Nats-Expected-Stream: OTHER", "Nats-Batch-Id: b", "A: b"]
+)
+def test_header_that_is_too_long_is_rejected_before_it_is_taken_apart(client: Client, line: str) -> None:
+    client.create("S", allow_rollup_hdrs=True, allow_atomic=True)
+    header = f"NATS/1.0\r\n{line}\r\n".encode() + b"Nats-Rollup:\r\n" * 5000 + b"\r\n"
+    client.take()
+    client.send(pub("s.1", b"x", f"{client.inbox}a", header))
+    (answer,) = client.messages()
+    assert msgspec.json.decode(answer.payload)["error"]["err_code"] == 10097

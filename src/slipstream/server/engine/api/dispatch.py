@@ -57,7 +57,7 @@ REQUEST_UNITS = 16  # of work (`engine.jobs`) that a request counts for at least
 INFO_UNITS = 10  # for the report of a stream
 REPORT_UNITS = 8  # for that of a consumer
 ENCODED = 4096  # subjects of a report between two pauses
-LIST_UNITS = 64  # between two pauses
+STREAMS_PER_UNIT = 2  # that are summed up
 TOO_MANY = "too many searches at once"
 NO_PAGE = {"total": 0, "offset": 0, "limit": 0}
 _CUT = len(API_PREFIX) + 1
@@ -390,6 +390,7 @@ class Api:
 
     def _account(self, _: str, __: bytes, ___: int) -> Outcome:
         streams = self._catalog.streams.values()
+        self._load.units += len(streams) // STREAMS_PER_UNIT
         reserved = {Storage.MEMORY.value: 0, Storage.FILE.value: 0}
         for stream in streams:
             reserved[stream.config.storage] += max(stream.config.max_bytes, 0)
@@ -411,7 +412,7 @@ class Api:
         streams = self._catalog.streams
         names = self._catalog.subjects.owners_of(request.subject) if request.subject else set(streams)
         chosen = [streams[name] for name in sorted(names)]
-        yield len(chosen) // 16
+        yield max(len(streams), len(chosen)) // STREAMS_PER_UNIT
         offset = min(max(request.offset, 0), len(chosen))
         page = {"total": len(chosen), "offset": offset, "limit": limit}
         return page, chosen[offset : offset + limit]

@@ -6,6 +6,7 @@ from one consumer share its messages. With priorities, those of the lowest numbe
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
@@ -161,6 +162,7 @@ class RequestQueue:
         self.wanted: int = 0  # messages, by all of them
         self._count = 0
         self._items: deque[Request] = deque()  # some have ended; the first one has not
+        self._is_sorted = True  # by priority
         self._due: list[tuple[int, int, Request]] = []  # a heap; its times may be too early
         self._added = 0
         self._ending: dict[Request, None] = {}
@@ -181,14 +183,21 @@ class RequestQueue:
         self.schedule(request)
         if request.body.no_wait:
             self._ending[request] = None
+        self._clean()
 
     def _insert(self, request: Request) -> None:
-        items = self._items
-        if not self.prioritized or not items or items[-1].body.priority <= request.body.priority:
-            items.append(request)
+        if not self.prioritized:
+            self._is_sorted = False
+            self._items.append(request)
             return
-        at = next(i for i, other in enumerate(items) if other.body.priority > request.body.priority)
-        items.insert(at, request)
+        if not self._is_sorted:
+            self._items = deque(sorted(self._items, key=_priority_of))
+            self._is_sorted = True
+        items, priority = self._items, request.body.priority
+        if not items or items[-1].body.priority <= priority:
+            items.append(request)
+        else:
+            items.insert(bisect_right(items, priority, key=_priority_of), request)
 
     def front(self) -> Request:
         return self._items[0]
@@ -222,6 +231,7 @@ class RequestQueue:
     def cycle(self) -> None:
         """The first request cannot use its turn: it goes behind all others."""
         self._items.rotate(-1)
+        self._is_sorted = False
         self._clean()
 
     def _clean(self) -> None:
@@ -289,3 +299,7 @@ class RequestQueue:
                 rounds.append(request)
                 found.append(request)
         return found
+
+
+def _priority_of(request: Request) -> int:
+    return request.body.priority

@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo
 from slipstream.api.times import format_time, parse_duration, parse_time
 
 _SECOND = 1_000_000_000
+MAX_PATTERN = 1024  # characters: more than it takes to list all values of all fields
 _YEARS = 5  # a pattern without a match within so many years has none
 _LAST_YEAR = 9990  # that `datetime` can represent, with a margin
 _NAMED = {
@@ -65,6 +66,8 @@ def next_moment(pattern: str, zone: tzinfo | None, after: int, now: int) -> Mome
 
     Raises ValueError for what is no pattern. Only a calendar has a zone.
     """
+    if len(pattern) > MAX_PATTERN:
+        raise ValueError(f"pattern must have at most {MAX_PATTERN} characters, got {len(pattern)}")
     if pattern.startswith(("@at ", "@every ")) and zone is not None:
         raise ValueError("a time zone is for calendar patterns only")
     if pattern.startswith("@at "):

@@ -1,7 +1,11 @@
 """Expiry of messages by `max_age` and by their own time to live (`Nats-TTL`), with delete markers.
 
-The cost is proportional to what expires. A stream without TTLs purges everything that is too old at once. Otherwise
-each message is checked once: one with TTL `never` stays, however old, and is not checked again (until a restart).
+The cost is proportional to what expires. A stream without TTLs purges everything that is too old, thousands of messages
+at a time. Otherwise each message is checked once: one with TTL `never` stays, however old, and is not checked again
+(until a restart).
+
+The timer starts a job, since very many messages may expire at the same moment: a slice removes a few, and waits for a
+commit while the open group has many changes. The timer is not set while the job runs.
 """
 
 from __future__ import annotations
@@ -10,16 +14,22 @@ import re
 from collections.abc import Callable
 
 from slipstream.api import format_duration
-from slipstream.errors import CorruptRecordError
+from slipstream.errors import CorruptRecordError, StoreError
+from slipstream.server.engine.jobs import Progress
+from slipstream.server.engine.journal import Journal
 from slipstream.server.engine.ports import NEVER, Record, StreamLog, time_to_live
 from slipstream.server.engine.services import Services
 from slipstream.server.engine.streams.stream_time import StreamTime
 from slipstream.server.engine.timers import Timer
 
-SLICE = 4096  # sequences per turn: a stream that expires as a whole must not block the others
-SCAN = 512
+SLICE = 128  # messages in one turn: a stream that expires as a whole must not block the others
+RANGE = 512  # sequences in one turn, of a stream without TTLs
+LOOKED = 4096  # damaged messages in one turn
+UNITS, MARK_UNITS = 4, 8  # of work (`engine.jobs`) for a message that is removed, or replaced by a marker
+MAX_PENDING = 512  # changes in the open group at which it waits for a commit: so do the acks of all others
 PAUSE = 1_000_000
 RECHECK = 50_000_000  # while the next message is not committed yet
+RETRY = 1_000_000_000  # after damage that leaves a message in place
 _SECOND = 1_000_000_000
 _MARKS = re.compile(rb"\r\nNats-Marker-Reason:|\r\nKV-Operation: *PURGE *\r\n")  # of a subject that is gone already
 
@@ -27,16 +37,18 @@ Mark = Callable[[str, bytes, int], None]  # store an empty message on a subject
 
 
 class Expiry:
-    """The expiry timer of one stream."""
+    """The expiry timer of one stream, and the job that it starts."""
 
-    def __init__(self, services: Services, log: StreamLog, mark: Mark, time: StreamTime) -> None:
+    def __init__(self, services: Services, journal: Journal, log: StreamLog, mark: Mark, time: StreamTime) -> None:
         """`time` is the stream's: messages are as old as it says."""
-        self._services, self._log, self._mark, self._time = services, log, mark, time
+        self._services, self._journal, self._log, self._mark, self._time = services, journal, log, mark, time
         self._max_age = 0
         self._lifetimes = False
         self._header = b""  # of a marker; empty: no markers
         self._next = 0  # older messages were checked, and stay
         self._timer: Timer | None = None
+        self._is_running = self._is_stopped = False
+        self._old_below = 0  # all before it were too old when that was looked up
 
     def configure(self, max_age: int, *, lifetimes: bool, marker_ttl: int) -> None:
         """Times in nanoseconds; 0: off."""
@@ -55,30 +67,45 @@ class Expiry:
 
     def begin(self, now: int) -> None:
         """Start over: nothing is known about the log yet."""
-        self._next = 0
+        self._next = self._old_below = 0
         self.arm(now)
 
     def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        """The stream was deleted."""
+        self._is_stopped = True
+        self._cancel()
 
     def appended(self, ends: int) -> None:
         """A message was added; `ends` is when its own time to live expires, if it has one."""
+        if self._is_running:
+            return
         timer, now = self._timer, self._services.router.now
         if timer is None:
             if self._max_age or ends:
                 self.arm(now)
-        elif ends and self._time.until(ends, now) < timer.when:
-            self.arm(now)
+        elif ends and (when := self._time.until(ends, now)) < timer.when:
+            self._set(max(when, now + PAUSE))  # no search: the timer was set to the earliest of all others
 
     def arm(self, now: int) -> None:
         """Set the timer to the next expiry; `now` is the server's time."""
-        self.stop()
-        moments = [moment for moment in (self._next_age(self._time.at(now)), self._next_lifetime()) if moment]
-        if moments:
-            when = self._time.until(min(moments), now)
-            self._timer = self._services.timers.at(max(when, now + PAUSE), self._ring)
+        self._cancel()
+        moment = 0 if self._is_running else self._next_moment(now)
+        if moment:
+            self._set(max(self._time.until(moment, now), now + PAUSE))
+
+    def _set(self, when: int) -> None:
+        self._cancel()
+        self._timer = self._services.timers.at(when, self._ring)
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _next_moment(self, now: int) -> int:
+        """When the next message expires, in the stream's time; 0: never."""
+        age, lifetime = self._next_age(self._time.at(now)), self._next_lifetime()
+        return min(age, lifetime) if age and lifetime else age or lifetime
 
     def _next_age(self, now: int) -> int:
         state = self._log.state
@@ -95,52 +122,71 @@ class Expiry:
     def _next_lifetime(self) -> int:
         return self._log.next_expiry() if self._lifetimes else 0
 
-    def _ring(self, now: int) -> None:
+    def _ring(self, _: int) -> None:
         self._timer = None
-        time = self._time.at(now)
-        if self._max_age:
+        self._is_running = True
+        self._services.jobs.go_on(self, self)
+
+    def run(self) -> tuple[Progress, int]:
+        """Remove some of what has expired."""
+        if self._is_stopped:
+            return Progress.DONE, 0
+        if not self._journal.admits(MAX_PENDING):
+            return Progress.BLOCKED, 0
+        now = self._services.router.now
+        time, units = self._time.at(now), 0
+        try:
+            if self._max_age:
+                units = self._drop_old(time) if self._lifetimes else self._cut(time)
             if self._lifetimes:
-                self._drop_old(time)
-            else:
-                self._cut(time)
-        if self._lifetimes:
-            for seq in self._log.take_expired(time, SLICE):
-                self._drop(seq, self._read(seq), time)
+                for seq in self._log.take_expired(time, SLICE):
+                    units += self._drop(seq, self._read(seq), time)
+            if units and 0 < self._next_moment(now) <= time:
+                return Progress.MORE, units
+        except StoreError:  # the log says so where it is read; it is tried again
+            self._is_running = False
+            self._set(now + RETRY)
+            return Progress.DONE, units
+        self._is_running = False
         self.arm(now)
+        return Progress.DONE, units
 
-    def _cut(self, now: int) -> None:
-        """Remove everything that is older than `max_age`."""
-        state = self._log.state
-        if state.messages and state.first_time + self._max_age <= now:
-            below = min(self._log.time_to_seq(now - self._max_age + 1), state.first_seq + SLICE)
-            if below > state.first_seq:
-                self._log.purge(below=below)
+    def _cut(self, now: int) -> int:
+        """Remove some of what is older than `max_age`; the units of work."""
+        log = self._log
+        state = log.state
+        if not state.messages or state.first_time + self._max_age > now:
+            return 0
+        if state.first_seq >= self._old_below:  # that may take a look at all of them
+            self._old_below = log.time_to_seq(now - self._max_age + 1)
+        below = min(self._old_below, state.first_seq + RANGE)
+        return UNITS * (1 + log.purge(below=below)) if below > state.first_seq else 0
 
-    def _drop_old(self, now: int) -> None:
-        """Check one message after the other. A damaged one counts as old as the next: it is removed with it."""
-        log, damaged, seen = self._log, list[int](), 0
+    def _drop_old(self, now: int) -> int:
+        """Check one message after the other; the units of work. A damaged one counts as old as the next: it is removed
+        with it."""
+        log, damaged, units = self._log, list[int](), 0
         at = max(self._next, log.committed.first_seq)
-        while seen < SLICE:
+        while units < SLICE * UNITS and len(damaged) < LOOKED:
             try:
-                records = log.scan("", at, limit=SCAN)
+                records = log.scan("", at, limit=SLICE)
             except CorruptRecordError as exc:
                 if not exc.seq:
-                    return
+                    break
                 damaged.append(exc.seq)
-                at, seen = exc.seq + 1, seen + 1
+                at = exc.seq + 1
                 continue
             for record in records:
                 if record.time + self._max_age > now:
-                    return
+                    return units
                 for seq in damaged:
                     log.remove(seq)
                 damaged.clear()
-                if not _stays(record):
-                    self._drop(record.seq, record, now)
+                units += 1 if _stays(record) else self._drop(record.seq, record, now)
                 self._next = at = record.seq + 1
-            seen += len(records)
             if not records:
-                return
+                break
+        return units
 
     def _read(self, seq: int) -> Record | None:
         try:
@@ -148,15 +194,17 @@ class Expiry:
         except CorruptRecordError:
             return None
 
-    def _drop(self, seq: int, record: Record | None, now: int) -> None:
-        """Remove a message; store a marker if it was the last one on its subject and the stream has markers."""
+    def _drop(self, seq: int, record: Record | None, now: int) -> int:
+        """Remove a message; store a marker if it was the last one on its subject and the stream has markers. The units
+        of work."""
         log = self._log
         if self._header and record is not None and not _MARKS.search(record.header):
             subject = record.subject
             if log.count_of(subject) == 1 and log.last_seq_of(subject) == seq:
                 self._mark(subject, self._header, now)
-                return
+                return MARK_UNITS
         log.remove(seq)
+        return UNITS
 
 
 def _stays(record: Record) -> bool:

@@ -6,6 +6,8 @@ A check is a function of the stream's configuration and of the writer's view of 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from slipstream.api import Discard, StreamConfig
 from slipstream.errors import (
     ApiError,
@@ -52,9 +54,11 @@ def check_target(config: StreamConfig, wanted: PublishHeaders) -> None:
         raise ErrorCode.MESSAGE_TTL_DISABLED.error()
 
 
-def check_expected(log: StreamLog, wanted: PublishHeaders, subject: str) -> None:
+def check_expected(log: StreamLog, wanted: PublishHeaders, subject: str, known: Mapping[str, int]) -> None:
+    """`known`: the last sequences of subjects that were looked up before."""
     if wanted.subject_seq is not None:
-        last = log.last_seq_of(wanted.subject or subject)
+        name = wanted.subject or subject
+        last = known[name] if name in known else log.last_seq_of(name)
         if last != wanted.subject_seq:
             raise ErrorCode.STREAM_WRONG_LAST_SEQUENCE.error(seq=last)
     elif wanted.subject:
@@ -125,10 +129,19 @@ def check_capacity(
 class BatchChecks:
     """The checks of one atomic batch, message by message."""
 
-    def __init__(self, config: StreamConfig, store: Store, log: StreamLog, duplicates: DuplicateWindow) -> None:
-        self._config, self._store, self._log, self._duplicates = config, store, log, duplicates
+    def __init__(
+        self,
+        config: StreamConfig,
+        store: Store,
+        log: StreamLog,
+        duplicates: DuplicateWindow,
+        known: Mapping[str, int],
+    ) -> None:
+        """`known`: the last sequences of subjects that were looked up before."""
+        self._config, self._store, self._log, self._duplicates, self._known = config, store, log, duplicates, known
         self._ids: set[str] = set()
         self._written: dict[str, int] = {}  # subject -> messages of this batch
+        self._count = 0  # of them
         self._bytes = 0
         self._expected: set[str] = set()
 
@@ -146,7 +159,7 @@ class BatchChecks:
 
     def sequences(self, wanted: PublishHeaders, subject: str) -> None:
         """Expected sequences. Only subjects that the batch has not written to yet can still have them."""
-        last = self._log.state.last_seq + sum(self._written.values())
+        last = self._log.state.last_seq + self._count
         if wanted.last_seq is not None:
             if wanted.last_seq != last:
                 raise ErrorCode.STREAM_WRONG_LAST_SEQUENCE.error(seq=last)
@@ -156,7 +169,7 @@ class BatchChecks:
             name = wanted.subject or subject
             if name in self._written:
                 raise WrongLastSequenceConstantError
-            found = self._log.last_seq_of(name)
+            found = self._known[name] if name in self._known else self._log.last_seq_of(name)
             if found != wanted.subject_seq:
                 raise ErrorCode.STREAM_WRONG_LAST_SEQUENCE.error(seq=found)
         elif wanted.subject:
@@ -173,10 +186,11 @@ class BatchChecks:
         """Count the message; a stream that discards new messages must have capacity for all of the batch."""
         config, state = self._config, self._log.state
         self._written[subject] = self._written.get(subject, 0) + 1
+        self._count += 1
         self._bytes += self._store.size_of(subject, header, payload)
         if config.discard != Discard.NEW:
             return
-        if 0 < config.max_msgs < state.messages + sum(self._written.values()):
+        if 0 < config.max_msgs < state.messages + self._count:
             raise StreamStoreFailedError("maximum messages exceeded")
         if 0 < config.max_bytes < state.bytes + self._bytes:
             raise StreamStoreFailedError("maximum bytes exceeded")

@@ -81,12 +81,9 @@ def parse_publish_headers(header: bytes) -> PublishHeaders:
 
 def remove_header(header: bytes, name: str) -> bytes:
     """The block without the lines of that name; empty if there are no others."""
-    lead = f"\r\n{name}:".encode()
-    at = header.find(lead)
-    while at >= 0:
-        end = header.find(b"\r\n", at + 2)
-        header = header[:at] + header[end:]
-        at = header.find(lead)
+    lead = f"{name}:"
+    if f"\r\n{lead}".encode() in header:  # in one pass, however many there are
+        header = remove_lines(header, (lead,))
     return b"" if header == b"NATS/1.0\r\n\r\n" else header
 
 

@@ -180,7 +180,10 @@ class Rollup:
 
     def wait(self, done: Callable[[Exception | None], None]) -> None:
         """Call `done` once all is removed that is older than the last rollup message."""
-        self._waiting.append((self.below, done))
+        if self.is_over:  # a limit has taken the last of it already
+            done(None)
+        else:
+            self._waiting.append((self.below, done))
 
     def run(self) -> tuple[Progress, int]:
         """Remove some messages."""

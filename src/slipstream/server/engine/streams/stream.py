@@ -48,6 +48,7 @@ from slipstream.server.engine.streams.removals import AT_ONCE, Done, Removal, Ro
 from slipstream.server.engine.streams.stored_stream import StoredStream
 from slipstream.server.engine.streams.stream_time import StreamTime
 from slipstream.server.engine.streams.subject_limits import LimitTrim, SubjectTrim
+from slipstream.server.engine.streams.wildcard_checks import Known, WildcardSearch, takes_search, wildcards
 from slipstream.wire import SubjectMapping, SubjectSet, is_valid_subject
 
 NO_LIMIT = 1 << 62
@@ -83,6 +84,7 @@ class Stream:
         self._rollups: dict[str, Rollup] = {}  # under way, by subject
         self._begun: list[Rollup] = []  # by the message that is being stored
         self._limit_trim: LimitTrim | None = None
+        self._known: Known = {}  # last sequences that were looked up for the message that is being stored
         quoted = encode_json(self.name).decode()
         domain = f',"domain":{encode_json(services.domain).decode()}' if services.domain else ""
         self._tail = f'"stream":{quoted},"seq":0}}'.encode()
@@ -90,7 +92,7 @@ class Stream:
         self._ack_size = len(self._ack_head.encode()) + 1
         self.duplicates: DuplicateWindow = DuplicateWindow(0)
         self.time: StreamTime = StreamTime()
-        self.expiry: Expiry = Expiry(services, self.log, self._mark, self.time)
+        self.expiry: Expiry = Expiry(services, journal, self.log, self._mark, self.time)
         self.schedules: schedules.Schedules = schedules.Schedules(services, self.log, self._publish_scheduled)
         self._counters = Counters(self.log)
         self._batches = AtomicBatches(services.timers, services.batch_usage, self._abandoned)
@@ -329,6 +331,38 @@ class Stream:
                 self.journal.answers.append((reply, seq, self, answer))
         return True
 
+    def _search_first(self, filters: list[str], reply: str, store: Callable[[int], tuple[int, bytes | None]]) -> None:
+        """Find the newest messages of the filters that a message expects sequences of, in slices, and store it then."""
+
+        def found(result: Known | StoreError) -> None:
+            now, answer = self._now, None
+            seq = 0
+            if self.is_stopped:
+                answer = self.failure(StreamNotFoundError())
+            elif isinstance(result, StoreError):
+                answer = self.failure(StreamStoreFailedError(str(result)))
+            else:
+                now = self._stamp(now) if now < self._clock else now
+                self._clock, self._known, self._begun = max(self._clock, now), result, []
+                try:
+                    seq, answer = store(now)
+                except ApiError as exc:
+                    seq, answer = 0, self.failure(exc)
+                except StoreError as exc:
+                    seq, answer = 0, self.failure(StreamStoreFailedError(str(exc)))
+                finally:
+                    self._known = {}
+            if reply and self.acks and answer is not None:
+                if self._begun:
+                    self._answer_after_rollups((reply, seq, self, answer))
+                else:
+                    self.journal.answers.append((reply, seq, self, answer))
+
+        WildcardSearch(self._services.jobs, self.log, filters, found).begin()
+
+    def _must_search(self, filters: list[str]) -> bool:
+        return bool(filters) and not self._known and takes_search(self._services.jobs, self.log, filters)
+
     def _answer_after_rollups(self, answer: Answer) -> None:
         """Acknowledge a message once the removals that it began are complete."""
         left = len(self._begun)
@@ -462,8 +496,14 @@ class Stream:
         self, subject: str, reply: str, header: bytes, payload: bytes, now: int
     ) -> tuple[int, bytes | None]:
         """Store a message with all checks: the sequence and no text, or 0 and another answer (None: no answer)."""
-        subject = self._mapped(subject)
+        if len(header) > publish_checks.MAX_HEADER:  # before it is taken apart
+            publish_checks.check_size(self._max_size, header, payload)
         wanted = parse_publish_headers(header) if header else NO_HEADERS
+        if wanted.subject and not wanted.batch and self._must_search(filters := wildcards((wanted.subject,))):
+            arrived = subject
+            self._search_first(filters, reply, lambda now: self._store_checked(arrived, reply, header, payload, now))
+            return 0, None
+        subject = self._mapped(subject)
         if reply.endswith(fast_batches.SUFFIX):
             self._receive_fast(Staged(subject, header, payload, wanted), reply, now)
             return 0, None
@@ -484,7 +524,7 @@ class Stream:
         if wanted is not NO_HEADERS or schedule is not schedules.NO_SCHEDULE:
             amount = publish_checks.increment(config, wanted, payload)
             publish_checks.check_target(config, wanted)
-            publish_checks.check_expected(log, wanted, subject)
+            publish_checks.check_expected(log, wanted, subject, self._known)
             if schedules.check(
                 config, schedule, subject, self._now, is_plain=self.schedules.is_plain, captures=self.captures
             ):
@@ -630,7 +670,11 @@ class Stream:
             if reply and self.acks:
                 self._services.router.send(reply, b"", b"")
             return None
-        return self._commit(message.wanted.batch, messages, now)
+        batch = message.wanted.batch
+        if self._must_search(filters := wildcards([each.wanted.subject for each in messages])):
+            self._search_first(filters, reply, lambda now: (0, self._commit(batch, messages, now)))
+            return None
+        return self._commit(batch, messages, now)
 
     def _commit(self, batch: str, messages: list[Staged], now: int) -> bytes:
         """Store all messages of a batch, in one group, or none."""
@@ -645,7 +689,7 @@ class Stream:
     def _check_batch(self, messages: list[Staged], now: int) -> list[tuple[Staged, Total | None]]:
         """Check all messages of a batch; returns them as they are stored, with the totals of counters."""
         config = self.config
-        rules = publish_checks.BatchChecks(config, self.journal.store, self.log, self.duplicates)
+        rules = publish_checks.BatchChecks(config, self.journal.store, self.log, self.duplicates, self._known)
         totals: dict[str, Total] = {}
         scheduled: dict[str, bool] = {}  # subjects that the batch writes to -> whether they then have a schedule
 
