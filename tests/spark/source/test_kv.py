@@ -225,6 +225,12 @@ class TestReading:
         for n in range(3):
             kv.put(f"k{n}", b"2")
         assert read() == [[], [4], [5, 6]]
+        reader = KeyValueDataSource(options).streamReader(KeyValueDataSource(options).schema())
+        assert isinstance(reader, FeedReader)
+        request.addfinalizer(reader.stop)
+        start = reader.initialOffset()  # of a restarted query
+        assert start["seq"] == 3
+        assert read() == [[], [4], [5, 6]]
 
     def test_as_a_change_feed_of_keys_that_change_while_it_reads(
         self, any_server: str, fresh: str, js: BlockingJetStream, request: pytest.FixtureRequest
