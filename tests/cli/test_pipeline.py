@@ -93,6 +93,17 @@ def test_ctrl_c_while_the_file_is_loaded(our_cli: Cli, file: str, monkeypatch: p
     assert our_cli.run("pipeline", "status", file).code == 130
 
 
+def test_ctrl_c_before_the_command_has_begun(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("slipstream.cli.commands.build_parser", interrupted)
+    assert main(["pipeline", "validate", "p.toml"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("master", ["nonsense", "local[x]", "foo://x", "local[2"])
 def test_bad_master_is_rejected(master: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "p.toml").write_text(FILE)
