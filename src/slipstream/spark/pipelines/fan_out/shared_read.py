@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-MAX_FAILURES = 20  # in a row, of one output: after those it is left out, and the others go on
+MAX_FAILURES = 20  # in a row, of one output, outages apart: after those it is left out, and the others go on
 
 # Makes the views of a batch from its rows, all of them or those of a range of sequences, in the partitions that a query
 # which reads this range has; returns the rows.
@@ -146,8 +146,8 @@ class SharedRead:
             text = str(error)
             if is_stopped(text):
                 raise
-            self._failures[one.name] = self._failures.get(one.name, 0) + 1
-            is_hopeless = self._failures[one.name] > MAX_FAILURES and not is_outage(text)
+            self._failures[one.name] = self._failures.get(one.name, 0) + (not is_outage(text))
+            is_hopeless = self._failures[one.name] > MAX_FAILURES
             if is_transient(text) and not is_hopeless:
                 raise
             self.failed[one.name] = telling_line(text)
