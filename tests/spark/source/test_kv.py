@@ -203,6 +203,23 @@ class TestReading:
         assert feed.run(maxMessagesPerTrigger=1) == [("a", b"10", 15), ("b", b"10", 16)]
         assert feed.run() == []
 
+    def test_as_a_change_feed_of_keys_that_change_between_its_runs(
+        self, spark: SparkSession, any_server: str, fresh: str, js: BlockingJetStream, tmp_path: Path
+    ) -> None:
+        kv = js.create_key_value(BucketConfig(bucket=fresh))  # it keeps the newest entry only
+        kv.put("a", b"0")
+        feed = Feed(spark, any_server, fresh, tmp_path)
+        assert feed.run() == [("a", b"0", 1)]
+        for n in range(1, 6):
+            kv.put("a", b"%d" % n)
+        assert feed.run() == [("a", b"5", 6)]
+        assert "skipped" not in feed.offset
+        for n in range(6, 11):
+            kv.put("a", b"%d" % n)
+            kv.put("b", b"%d" % n)
+        assert feed.run(maxMessagesPerTrigger=1) == [("a", b"10", 15), ("b", b"10", 16)]
+        assert feed.run() == []
+
     def test_as_a_change_feed_whose_batch_is_repeated_after_entries_were_dropped(
         self, any_server: str, fresh: str, js: BlockingJetStream, request: pytest.FixtureRequest
     ) -> None:
