@@ -220,8 +220,10 @@ def run(count: int, folder: Path) -> list[str]:
         job.wait(120)
         print("all is read; the pipeline has stopped")
         show("customer", read_view(js, "customers"))
-        restarts = [line for line in job.log.read_text(errors="replace").splitlines() if "; restarting in" in line]
-        print(f"\nqueries that were restarted: {len(restarts)}")
+        said = job.log.read_text(errors="replace").splitlines()
+        restarts = [line for line in said if "; restarting in" in line]
+        print("", *(line for line in said if line.startswith("one read of ")), sep="\n")
+        print(f"queries that were restarted: {len(restarts)}")
         return differences(js, folder, expected)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,6 +17,8 @@ from slipstream.server import Server
 from slipstream.spark.pipelines import load
 from slipstream.spark.pipelines.runner import Runner
 from slipstream.spark.pipelines.state import QueryState, StateFolder
+from slipstream.spark.pipelines.workbench.dead_letters import Group
+from slipstream.spark.pipelines.workbench.preview import Preview
 from tests.cli.support import Cli
 
 FILE = """
@@ -90,6 +93,17 @@ def test_ctrl_c_while_the_file_is_loaded(our_cli: Cli, file: str, monkeypatch: p
     assert our_cli.run("pipeline", "status", file).code == 130
 
 
+def test_ctrl_c_before_the_command_has_begun(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("slipstream.cli.commands.build_parser", interrupted)
+    assert main(["pipeline", "validate", "p.toml"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("master", ["nonsense", "local[x]", "foo://x", "local[2"])
 def test_bad_master_is_rejected(master: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "p.toml").write_text(FILE)
@@ -126,6 +140,55 @@ def test_validate_reports_mistakes_with_positions(tmp_path: Path, capsys: pytest
     assert main(["pipeline", "validate", str(file)]) == 2
     assert f"{file}:10:1: unknown key typo" in capsys.readouterr().err
     assert main(["pipeline", "validate", str(tmp_path / "none.toml")]) == 2
+
+
+def on_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """Both outputs are a terminal of so many columns."""
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+
+
+def test_preview_that_is_wider_than_the_terminal_has_a_line_for_each_value(
+    file: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_terminal(monkeypatch, 40)
+    found = Preview(["subject", "data"], [["orders.ada", "1"], ["orders.alan", "2" * 30]], ("all messages",))
+    monkeypatch.setattr("slipstream.spark.pipelines.workbench.preview.preview", lambda *_, **__: found)
+    assert main(["pipeline", "preview", file]) == 0
+    text = f"""\
+-- row 1 --
+subject  orders.ada
+data     1
+-- row 2 --
+subject  orders.alan
+data     {"2" * 30}
+(2 rows, from all messages)
+"""
+    assert capsys.readouterr() == (text, "starting Spark\n")
+    monkeypatch.setenv("COLUMNS", "41")
+    assert main(["pipeline", "preview", file]) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == ["-- row 1 --", "subject  orders.ada"]
+    monkeypatch.setenv("COLUMNS", "43")
+    assert main(["pipeline", "preview", file]) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == ["subject      data", "orders.ada   1"]
+
+
+def test_dead_letters_are_shown_on_a_narrow_terminal(
+    our_cli: Cli, file: str, fresh: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    our_cli.ok("stream", "add", fresh, "--subjects", fresh)
+    letters = [Group("orders", False, "not JSON", "", 1, "", "2026-01-31T09:12:09Z", '{"customer": "ada"')]
+    monkeypatch.setattr("slipstream.spark.pipelines.workbench.dead_letters.groups_of", lambda _: letters)
+    monkeypatch.setattr("slipstream.spark.pipelines.workbench.dead_letters.letters_of", lambda *_, **__: [])
+    capsys.readouterr()
+    on_terminal(monkeypatch, 40)
+    assert main(["pipeline", "dead", file, "-s", our_cli.env["NATS_URL"]]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "letters  of      reason    column  last at",
+        "1        orders  not JSON  -       2026-01-31T09:12:09Z",
+        '         such as {"customer": "ada"',
+    ]
 
 
 def test_run_brings_a_console_along_that_finds_the_server_of_the_run(

@@ -17,7 +17,13 @@ COMPLETE = "__complete"  # what completion scripts run
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code (`exit_codes.py`)."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _main(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:  # before the command has begun: importing its modules takes a moment
+        return INTERRUPTED
+
+
+def _main(words: list[str]) -> int:
     debug = words[:1] == ["--debug"]
     if words[:1] == [COMPLETE]:
         from slipstream.cli.commands import build_parser

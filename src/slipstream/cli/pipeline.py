@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -260,6 +261,12 @@ def _check_spark() -> None:
     find_java()
 
 
+def _say_that_spark_starts() -> None:
+    """Tell who waits at a terminal for the first line of a command what it waits for."""
+    if sys.stderr.isatty():
+        print("starting Spark", file=sys.stderr, flush=True)
+
+
 def _validate(shell: Shell) -> int:
     from slipstream.spark.pipelines import PipelineError
 
@@ -268,6 +275,7 @@ def _validate(shell: Shell) -> int:
         _check_options(options)
         if options.deep:
             _check_spark()
+            _say_that_spark_starts()
         from slipstream.spark.pipelines.checks.validate import validate_file
 
         servers = getattr(options, "server", "")
@@ -379,6 +387,7 @@ def _preview(shell: Shell) -> None:
     _check_spark()
     from slipstream.spark.pipelines.workbench.preview import preview
 
+    _say_that_spark_starts()
     found = preview(
         pipeline,
         view=options.step,
@@ -387,7 +396,7 @@ def _preview(shell: Shell) -> None:
         servers=getattr(options, "server", ""),
         verbose=options.verbose,
     )
-    _print_table([found.columns, *found.rows])
+    _print_rows(found.columns, found.rows)
     print(f"({len(found.rows)} rows, from {' and '.join(found.read)})")
 
 
@@ -397,6 +406,7 @@ def _backfill(shell: Shell) -> None:
     _check_spark()
     from slipstream.spark.pipelines.workbench.backfill import backfill
 
+    _say_that_spark_starts()
     is_json = hasattr(options, "json")
     found = backfill(
         pipeline,
@@ -422,6 +432,7 @@ def _test(shell: Shell) -> int:
     from slipstream.spark.pipelines.workbench.cases import pipeline_cases, run_cases
 
     cases = pipeline_cases(options.file, options.cases, options.case)
+    _say_that_spark_starts()
     failed = 0
     found = []
     for case, result in run_cases(cases, verbose=options.verbose, update=options.update):
@@ -481,7 +492,7 @@ def _dead(shell: Shell) -> int:
                 (f"{one.letters:,}", one.origin, one.reason, one.columns or "-", one.last, one.example)
                 for one in groups
             ]
-            _print_table([head, *rows] if rows else [])
+            _print_letters([head, *rows] if rows else [])
         if not options.resend:
             return 0
         chosen = [one for one in letters if not one.is_row]
@@ -499,9 +510,43 @@ def _dead(shell: Shell) -> int:
 
 
 def _print_table(rows: Sequence[Sequence[str]]) -> None:
+    for line in _table_lines(rows):
+        print(line)
+
+
+def _table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(f"{value:<{width}}" for value, width in zip(row, widths, strict=True)).rstrip())
+    return ["  ".join(f"{value:<{width}}" for value, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _is_too_wide(lines: Sequence[str]) -> bool:
+    """Whether lines do not fit the terminal that they are printed on."""
+    return sys.stdout.isatty() and max(map(len, lines), default=0) > shutil.get_terminal_size().columns
+
+
+def _print_letters(rows: Sequence[Sequence[str]]) -> None:
+    """A table, whose last column has lines of its own if the terminal is too narrow."""
+    lines = _table_lines(rows)
+    if not _is_too_wide(lines):
+        _print_table(rows)
+        return
+    indent = " " * (max(len(row[0]) for row in rows) + 2)
+    for line, row in zip(_table_lines([row[:-1] for row in rows]), rows, strict=True):
+        print(line)
+        if row is not rows[0]:
+            print(f"{indent}{rows[0][-1]} {row[-1]}")
+
+
+def _print_rows(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table, or if the terminal is too narrow, a line for each column of each row."""
+    if not _is_too_wide(_table_lines([columns, *rows])):
+        _print_table([columns, *rows])
+        return
+    width = max(map(len, columns))
+    for number, row in enumerate(rows, 1):
+        print(f"-- row {number} --")
+        for name, value in zip(columns, row, strict=True):
+            print(f"{name:<{width}}  {value}".rstrip())
 
 
 def _reset(shell: Shell) -> int:

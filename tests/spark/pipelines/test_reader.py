@@ -81,7 +81,7 @@ def test_spark_ui_is_one_key(value: str, found: str) -> None:
 
 
 def test_steps_are_in_dependency_order() -> None:
-    steps = '[steps.b]\nsql = "SELECT * FROM a"\n[steps.a]\nsql = "SELECT b FROM orders"\n'
+    steps = '[steps.b]\nsql = "SELECT * FROM a"\n[steps.a]\nsql = "SELECT data AS b FROM orders"\n'
     assert [step.name for step in parse(SMALL + steps).steps] == ["a", "b"]
 
 

@@ -68,9 +68,18 @@ def test_reset_names_the_queries(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["pipeline", "reset", str(file), "--yes"]) == 0
     assert "for copy, dead-orders\n" in capsys.readouterr().out
     file.write_text(text)
-    (checkpoint := tmp_path / "p-state" / "checkpoints" / "dead-orders").mkdir(parents=True)
+    # Those that the file no longer has: an output of that name must not go on where it was, nor may the last batch
+    # of a read that it shared be repeated for others.
+    state = tmp_path / "p-state"
+    for name in ("checkpoints/dead-orders", "checkpoints/renamed", "shared/orders"):
+        (state / name).mkdir(parents=True)
+    assert main(["pipeline", "reset", str(file), "--yes", "--output", "copy"]) == 0
+    assert "for copy\n" in capsys.readouterr().out
+    assert (state / "shared" / "orders").exists()
     assert main(["pipeline", "reset", str(file), "--yes"]) == 0
-    assert not checkpoint.exists()
+    assert "for copy, dead-orders, renamed\n" in capsys.readouterr().out
+    assert not list(state.glob("checkpoints/*"))
+    assert not (state / "shared").exists()
 
 
 def test_reset_never_removes_the_pipeline_file(tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ import pytest
 from pyspark.core.context import Py4JError  # type: ignore[attr-defined]
 
 from slipstream import BlockingJetStream, StreamConfig
-from slipstream.errors import Error
+from slipstream.errors import Error, UsageError
 from slipstream.spark.pipelines import parse
 from slipstream.spark.pipelines.build import QueryPlan
 from slipstream.spark.pipelines.display import Lines
 from slipstream.spark.pipelines.fan_out.shared_read import WrittenBatch
 from slipstream.spark.pipelines.lag import lag_seconds, letter_counts
-from slipstream.spark.pipelines.runner import Runner, RunningQuery
+from slipstream.spark.pipelines.runner import SHARED, Runner, RunningQuery
 from slipstream.spark.pipelines.state import QueryState, StateFolder
 from tests.spark.pipelines.support import SMALL
 
@@ -79,11 +79,25 @@ def test_query_is_restarted_for_as_long_as_a_server_is_away(tmp_path: Path, monk
     for _ in range(50):
         runner._failed(away, "slipstream.errors.ConnectionLostError: refused", Lines(io.StringIO()))
     assert not away.is_failed
+    # When the server is back, a worker may fail: that is the first failure of its kind.
+    runner._failed(away, "org.S: Python worker failed to connect back.", Lines(io.StringIO()))
+    assert not away.is_failed
     for _ in range(3):
         runner._failed(dies, "org.S: Python worker exited unexpectedly (crashed)", Lines(io.StringIO()))
     assert not dies.is_failed
     runner._failed(dies, "org.S: Python worker exited unexpectedly (crashed)", Lines(io.StringIO()))
     assert dies.is_failed
+    for _ in range(3):
+        runner._failed(away, "org.S: Python worker failed to connect back.", Lines(io.StringIO()))
+        away.add_progress(progress(1, 5, 5))  # with a batch in between
+    assert not away.is_failed
+
+
+def test_query_of_a_shared_read_has_a_name_that_no_output_can_have() -> None:
+    """Spark starts no two queries of one name."""
+    text = SMALL.replace("[outputs.copy]", f'[outputs."{SHARED}orders"]')
+    with pytest.raises(UsageError, match="an output's name must consist of"):
+        parse(text)
 
 
 def progress(batch: int, rows: int, written: int | None) -> dict[str, object]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from py4j import java_gateway  # type: ignore[import-untyped]
 
 from slipstream.spark.pipelines import parse, spark_session
 from slipstream.spark.pipelines.spark_session import (
@@ -17,6 +20,7 @@ from slipstream.spark.pipelines.spark_session import (
     _in_thread,
     compiled_workers,
     shuffle_partitions,
+    silence_interruptions,
 )
 from tests.spark.pipelines.support import SMALL
 
@@ -130,3 +134,15 @@ def test_spark_that_is_up_is_not_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(spark_session, "_stop_context", lambda: pytest.fail("the run stops it"))
     stopping = threading.Event()
     _in_thread(stopping.set, stopping)  # up when the run is stopped: it returns
+
+
+def test_ctrl_c_while_the_jvm_works_prints_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    """Py4J logs it by the root logger, with these words."""
+    words = "KeyboardInterrupt while sending command."
+    assert f'logging.exception("{words}")' in inspect.getsource(java_gateway)
+    silence_interruptions()
+    silence_interruptions()
+    logging.exception(words)
+    logging.exception("Exception while sending command.")
+    assert [one.getMessage() for one in caplog.records] == ["Exception while sending command."]
+    assert logging.getLogger().filters.count(spark_session._is_no_interruption) == 1

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from slipstream import StreamConfig, connect_blocking
 from slipstream.cli.main import main
 from slipstream.errors import UsageError
 from slipstream.spark.pipelines import Pipeline, parse
-from slipstream.spark.pipelines.together import common_settings
+from slipstream.spark.pipelines.state import StateFolder
+from slipstream.spark.pipelines.together import SharedSpark, common_settings
 
 FILE = """
 [pipeline]
@@ -91,6 +94,19 @@ def test_command_rejects_what_is_for_one_pipeline_and_files_that_differ_in_the_m
         assert main(["pipeline", "run", *files, *more]) == 2
         assert message in capsys.readouterr().err
     assert sorted(one.name for one in tmp_path.iterdir()) == ["one.toml", "two.toml"]
+
+
+def test_session_of_each_pipeline_has_its_formats_registered(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its queries would change the environment that Spark gives to all of them, without a lock."""
+    monkeypatch.setattr("slipstream.spark.pipelines.together.start_spark", lambda *_, **__: spark)
+    monkeypatch.setattr(spark.sparkContext, "environment", {"OF_THE_TEST": "1"})
+    one = pipeline(tmp_path, "one")
+    session = SharedSpark([one]).session(one, "local[2]", StateFolder(one), verbose=False, stopping=threading.Event())
+    for name in ("jetstream", "jetstream_kv"):
+        found = session._jsparkSession.sessionState().dataSourceManager().lookupDataSource(name)
+        assert dict(found.dataSourceCls().envVars())["OF_THE_TEST"] == "1"
 
 
 @pytest.mark.spark

@@ -217,14 +217,20 @@ class TestReading:
         start = reader.initialOffset()
         end = reader.latestOffset(start, ReadAllAvailable())
 
-        def read() -> list[list[int]]:
+        def read(reader: FeedReader) -> list[list[int]]:
             parts = reader.partitions(start, end)
             return [[row["revision"] for batch in reader.read(one) for row in batch.to_pylist()] for one in parts]
 
-        assert read() == [[1, 2], [3, 4], [5, 6]]
+        assert read(reader) == [[1, 2], [3, 4], [5, 6]]
         for n in range(3):
             kv.put(f"k{n}", b"2")
-        assert read() == [[], [4], [5, 6]]
+        assert read(reader) == [[], [4], [5, 6]]
+        restarted = KeyValueDataSource(options).streamReader(KeyValueDataSource(options).schema())
+        assert isinstance(restarted, FeedReader)
+        request.addfinalizer(restarted.stop)
+        start = restarted.initialOffset()
+        assert start["seq"] == 3
+        assert read(restarted) == [[], [4], [5, 6]]
 
     def test_as_a_change_feed_of_keys_that_change_while_it_reads(
         self, any_server: str, fresh: str, js: BlockingJetStream, request: pytest.FixtureRequest

@@ -45,6 +45,8 @@ def test_an_offset_survives_sparks_json(seq: int) -> None:
     offset = at(seq)
     assert offset_of(json.loads(json.dumps(offset.to_json()))) == offset
     assert json.dumps(offset.to_json()) == f'{{"seq": {seq}, "created": "2023-11-14T22:13:20.000000005Z"}}'
+    first = offset._replace(begin=seq)
+    assert offset_of(json.loads(json.dumps(first.to_json()))) == first != offset
 
 
 @pytest.mark.parametrize(

@@ -529,6 +529,62 @@ def test_progress_names_the_stream_and_its_lag(
     assert reader.reportLatestOffset() == {**found, "lag_messages": 0, "lag_seconds": 0.0}
 
 
+def _reader(url: str, stream: str, request: pytest.FixtureRequest, **options: str) -> StreamReader:
+    """The reader of a query's driver; each run of the query has its own."""
+    source = JetStreamDataSource({"path": stream, "servers": url, "partitions": "3", **options})
+    reader = source.streamReader(source.schema())
+    assert isinstance(reader, StreamReader)
+    request.addfinalizer(reader.stop)
+    return reader
+
+
+def _sequences(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[list[int]]:
+    parts = reader.partitions(start, end)
+    return [[row["sequence"] for batch in reader.read(one) for row in batch.to_pylist()] for one in parts]
+
+
+def test_first_batch_of_a_query_keeps_its_partitions_when_it_is_repeated_after_removals(
+    any_server: str, fresh: str, js: BlockingJetStream, request: pytest.FixtureRequest
+) -> None:
+    """Spark asks again where it begins. A sink that has written a partition writes nothing for it again."""
+    js.create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.>",)))
+    for _ in range(6):
+        js.publish(f"{fresh}.a", b"")
+    reader = _reader(any_server, fresh, request)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert _sequences(reader, start, end) == [[1, 2], [3, 4], [5, 6]]
+    js.stream(fresh).purge(below=4)
+    restarted = _reader(any_server, fresh, request, pollInterval="0.000001")
+    assert _sequences(restarted, restarted.initialOffset(), json.loads(json.dumps(end))) == [[], [4], [5, 6]]
+    # Spark stores the end, and compares its text with that of an idle stream.
+    assert json.dumps(restarted.latestOffset(end, ReadAllAvailable())) == json.dumps(end)
+    js.publish(f"{fresh}.a", b"")
+    newer = restarted.latestOffset(end, ReadAllAvailable())
+    assert _sequences(restarted, end, newer) == [[7]]
+    assert newer.keys() == start.keys(), "only the first batch says where it begins"
+    # Behind an offset that another batch ends at, what the end says of a first batch does not count.
+    assert _sequences(_reader(any_server, fresh, request), {**start, "seq": 4}, end) == [[5], [6]]
+
+
+def test_first_batch_behind_the_latest_message_is_repeated_with_the_same_messages(
+    any_server: str, fresh: str, js: BlockingJetStream, request: pytest.FixtureRequest
+) -> None:
+    js.create_stream(StreamConfig(name=fresh, subjects=(f"{fresh}.>",)))
+    js.publish(f"{fresh}.a", b"")
+    reader = _reader(any_server, fresh, request, starting="latest", pollInterval="0.000001")
+    start = reader.initialOffset()
+    assert reader.latestOffset(start, ReadAllAvailable()) == start
+    for _ in range(3):
+        js.publish(f"{fresh}.a", b"")
+    again = reader.initialOffset()  # Spark asks twice for the first batch
+    found = reader.latestOffset(start, ReadAllAvailable())
+    assert _sequences(reader, again, found) == [[2], [3], [4]]
+    js.publish(f"{fresh}.a", b"")
+    restarted = _reader(any_server, fresh, request, starting="latest")
+    assert _sequences(restarted, restarted.initialOffset(), found) == [[2], [3], [4]]
+
+
 def test_message_on_an_idle_stream_is_seen_before_its_info_is_due(
     any_server: str, fresh: str, js: BlockingJetStream, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -549,7 +605,7 @@ def test_message_on_an_idle_stream_is_seen_before_its_info_is_due(
     deadline = time.monotonic() + 30
     while (found := reader.latestOffset(end, ReadAllAvailable())) == end:
         assert time.monotonic() < deadline
-    assert found == {**end, "seq": 2}
+    assert found == {"seq": 2, "created": end["created"]}
 
 
 def test_rare_polls_stay_rare(

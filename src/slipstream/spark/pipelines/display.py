@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-from slipstream.spark.pipelines.state import QueryState
+from slipstream.spark.pipelines.state import QueryState, now_text
+
+_GAP = 2  # characters between two columns
+_DISPENSABLE = ("took", "rows/s", "last batch at", "batch")  # columns of a table that is too wide, in this order
 
 
 class Lines:
@@ -60,7 +63,7 @@ class Live(Lines):
         self._console.print(text, markup=False, highlight=False)
 
     def show(self, queries: Mapping[str, QueryState], lags: Mapping[str, int]) -> None:
-        self._live.update(table(self._title, queries, lags))
+        self._live.update(table(self._title, queries, lags, self._console.width))
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -72,33 +75,61 @@ class Live(Lines):
         self._live.stop()
 
 
-def table(title: str, queries: Mapping[str, QueryState], lags: Mapping[str, int]) -> Any:
-    """The state of every output as a `rich` table."""
+def table(title: str, queries: Mapping[str, QueryState], lags: Mapping[str, int], width: int = 80) -> Any:
+    """The state of every output as a `rich` table, with its last failures below. What it can do without is left out
+    where it would be wider than that: a name or number that is cut says nothing."""
+    from rich import box
+    from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
-    found = Table(title=title)
-    found.add_column("output")
-    has_skipped, has_dead = any(one.skipped for one in queries.values()), any(one.dead for one in queries.values())
-    extra = [name for name, has in (("dead letters", has_dead), ("skipped", has_skipped)) if has]
-    for name in ("batch", "read", "written", "rows/s", "batch time", "behind", *extra):
-        found.add_column(name, justify="right")
-    found.add_column("last batch at")
-    found.add_column("last failure")
-    for name, one in queries.items():
-        lag = behind(one, lags[name]) if name in lags else "-"
-        batch = str(one.batch) if one.batch >= 0 else "-"
-        counts = [f"{one.dead:,}" if one.dead else "-"] if has_dead else []
-        counts += [f"{one.skipped:,}" if one.skipped else "-"] if has_skipped else []
-        seconds = f"{one.batch_seconds:.1f} s" if one.batch >= 0 else "-"
-        written = f"{one.written:,}" if one.written >= 0 else "-"
-        rows = (f"{one.rows:,}", written, f"{one.rate:,.0f}", seconds)
-        found.add_row(name, batch, *rows, lag, *counts, one.at or "-", failure(one) or "-")
+    columns = {"output": list(queries)} | _columns(queries, lags)
+    for name in _DISPENSABLE:
+        if sum(max(map(len, (one, *cells))) + _GAP for one, cells in columns.items()) > width:
+            columns.pop(name, None)
+    found = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for name in columns:
+        found.add_column(name, justify="left" if name == "output" else "right", no_wrap=True)
+    for row in zip(*columns.values(), strict=True):
+        found.add_row(*(Text(cell) for cell in row))
+    failures = [f"{name}: {text}" for name, one in queries.items() if (text := failure(one))]
+    return Group(found, *(Text(f"last failure of {line}") for line in failures))
+
+
+def _columns(queries: Mapping[str, QueryState], lags: Mapping[str, int]) -> dict[str, list[str]]:
+    """The columns behind the name of an output."""
+    has_batch = [one.batch >= 0 for one in queries.values()]
+    states = list(queries.values())
+    found = {
+        "batch": [str(one.batch) for one in states],
+        "read": [f"{one.rows:,}" for one in states],
+        "written": [f"{one.written:,}" if one.written >= 0 else "-" for one in states],
+        "rows/s": [f"{one.rate:,.0f}" for one in states],
+        "took": [f"{one.batch_seconds:.1f} s" for one in states],
+    }
+    for name in ("batch", "rows/s", "took"):
+        found[name] = [cell if has else "-" for cell, has in zip(found[name], has_batch, strict=True)]
+    found["behind"] = [behind(one, lags[name]) if name in lags else "-" for name, one in queries.items()]
+    if any(one.dead for one in states):
+        found["dead letters"] = [f"{one.dead:,}" if one.dead else "-" for one in states]
+    if any(one.skipped for one in states):
+        found["skipped"] = [f"{one.skipped:,}" if one.skipped else "-" for one in states]
+    today = now_text().partition("T")[0]
+    found["last batch at"] = [one.at.removeprefix(f"{today}T") or "-" for one in states]
     return found
 
 
 def behind(state: QueryState, lag: int) -> str:
-    """The lag in messages and, if there is one, in seconds."""
-    return f"{lag:,} ({state.lag_seconds:,.0f} s)" if lag and state.lag_seconds >= 1 else f"{lag:,}"
+    """The lag in messages and, if there is one, in time."""
+    return f"{lag:,} ({_age(state.lag_seconds)})" if lag and state.lag_seconds >= 1 else f"{lag:,}"
+
+
+def _age(seconds: float) -> str:
+    """A number of seconds as one number of two or three digits."""
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def failure(state: QueryState) -> str:

@@ -39,7 +39,7 @@ class Reset:
         if not names:
             self._queries += pipeline.dead_letter_queries()
             # and those that the file has no longer
-            self._queries += [name for name in state.dead_letter_queries() if name not in self._queries]
+            self._queries += [name for name in state.checkpoints() if name not in self._queries]
 
     def description(self) -> Iterator[str]:
         """Lines that say what will be removed, and what will not."""

@@ -48,7 +48,7 @@ FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0
 MAX_FAILURES = 20
 _JVM_IS_GONE = ("Py4JError", "Py4JNetworkError", "Py4JJavaError")  # of py4j, which comes with pyspark
-SHARED = "shared-"  # before a source's name: the query that reads it for several outputs
+SHARED = "shared:"  # before a source's name: the query that reads it for several outputs; no output has such a name
 
 
 def _ignored(*_: object, **__: object) -> None:
@@ -77,7 +77,8 @@ class RunningQuery:
         self.name: str = plan.name
         self.state: QueryState = QueryState()
         self.query: StreamingQuery | None = None
-        self.backoff: Backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.0)  # its failures: since the last batch
+        self.backoff: Backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.0)
+        self.crashes = 0  # since the last batch: failures that were not outages
         self.restart_at: float = 0.0
         self.is_failed = False
         self._seen: set[tuple[str, int, bool]] = set()
@@ -132,11 +133,16 @@ class RunningQuery:
         """Add a batch to the members that it was written to, each with its own number."""
         written = shared.written(progress["batchId"])
         if progress["numInputRows"]:
-            self.backoff.reset()
+            self._advanced()
         for member in self.members:
             if (found := written.get(member.name)) is not None:
                 counts = {METRICS: {"rows": found.rows}}
                 member.add_progress({**dict(progress), "batchId": found.batch, "observedMetrics": counts})
+
+    def _advanced(self) -> None:
+        """A batch was written: the next failure is the first one."""
+        self.backoff.reset()
+        self.crashes = 0
 
     def add_progress(self, progress: Any) -> None:
         """Add a batch that Spark has reported."""
@@ -156,7 +162,7 @@ class RunningQuery:
             state.at = now_text()
             state.batch_rows = rows
             state.batch_seconds = progress.get("batchDuration", 0) / 1_000
-            self.backoff.reset()
+            self._advanced()
         written = (progress.get("observedMetrics") or {}).get(METRICS)
         if written is not None:
             state.written = max(state.written, 0) + int(written["rows"])
@@ -416,7 +422,9 @@ class Runner:
             self._note(output, reason)
             output.state.failures += 1
         pause = one.backoff.next()
-        is_hopeless = one.backoff.failures > MAX_FAILURES and not is_outage(text)
+        # Outages do not count: when the server is back, many queries start at once, and a worker of Spark may fail.
+        one.crashes += not is_outage(text)
+        is_hopeless = one.crashes > MAX_FAILURES
         one.ended()
         if not outputs or is_hopeless or not is_transient(text):
             one.is_failed = True

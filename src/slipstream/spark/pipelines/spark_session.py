@@ -119,6 +119,7 @@ def start_spark(
         _in_thread(start, stopping, meanwhile=_import_meanwhile)
         if not verbose:
             silence_context_loggers()
+            silence_interruptions()
         spark = SparkSession.builder.getOrCreate()
         register(spark)
         return spark
@@ -252,6 +253,18 @@ def silence_context_loggers() -> None:
 
     for name in _CONTEXT_LOGGERS:
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
+
+
+_INTERRUPTED = "KeyboardInterrupt while sending command."
+
+
+def silence_interruptions() -> None:
+    """Stop Py4J from printing a traceback, by the root logger, when Ctrl-C interrupts a wait for the JVM."""
+    logging.getLogger().addFilter(_is_no_interruption)  # once, however often it is added
+
+
+def _is_no_interruption(record: logging.LogRecord) -> bool:
+    return record.msg != _INTERRUPTED
 
 
 def find_java() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from slipstream.spark.pipelines.lock import Lock
-from slipstream.spark.pipelines.model import DEAD_LETTERS, Output, Pipeline
+from slipstream.spark.pipelines.model import Output, Pipeline
 
 WAREHOUSE = "spark.sql.warehouse.dir"
 _CATALOGS = "spark.sql.catalog."
@@ -189,10 +189,9 @@ class StateFolder:
         lines = (folder / "offsets" / str(max(batches))).read_text("utf-8").splitlines()
         return max(batches), [json.loads(line) for line in lines[2:] if line.startswith("{")]
 
-    def dead_letter_queries(self) -> list[str]:
-        """The dead-letter queries that have a checkpoint, also those that the file no longer has."""
-        names = [DEAD_LETTERS + one.name for one in self._pipeline.sources]
-        return [name for name in names if self.checkpoint(name).exists()]
+    def checkpoints(self) -> list[str]:
+        """The queries that have a checkpoint, also those that the file no longer has."""
+        return sorted(one.name for one in (self.path / "checkpoints").glob("*"))
 
     def reset(self, outputs: list[str]) -> list[Path]:
         """Remove the checkpoints and the progress of these outputs; returns the removed folders."""
@@ -202,7 +201,7 @@ class StateFolder:
                 for states in self.tables.glob(f"*/{query}"):
                     shutil.rmtree(states)
             shutil.rmtree(folder)
-        if not any((self.path / "checkpoints").glob("*")) and (self.path / "shared").exists():
+        if not self.checkpoints() and (self.path / "shared").exists():
             shutil.rmtree(self.path / "shared")
         _, url, queries = self.read_run()
         if queries:

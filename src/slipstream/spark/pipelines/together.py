@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from slipstream.errors import Error, UsageError
+from slipstream.spark.formats import register
 from slipstream.spark.pipelines.model import Pipeline
 from slipstream.spark.pipelines.observe.events import Event
 from slipstream.spark.pipelines.runner import Runner
@@ -44,6 +45,7 @@ class SharedSpark(OwnSpark):
             if self._spark is None:
                 self._spark = start_spark(self._common, master, state, verbose=verbose, stopping=stopping)
             session = self._spark.newSession()
+        register(session)  # formats are those of a session, too
         for name, value in pipeline.conf.items():
             if name not in self._common.conf:
                 self._set(session, pipeline, name, value)

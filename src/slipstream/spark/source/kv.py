@@ -275,11 +275,12 @@ class FeedReader(StreamReader):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         with self._fixed_info(self._recent(offset_of(start))) as info:
-            return super().latestOffset(_after_dropped(start, info), limit)
+            return self._next(offset_of(start), offset_of(_after_dropped(start, info)), limit)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         with self._fixed_info(self._info()) as info:
-            return self._partitions(_after_dropped(start, info), end, begin=offset_of(start).seq + 1)
+            start, begin = self._beginning(start, end)
+            return self._partitions(_after_dropped(start, info), end, begin=begin)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from slipstream.spark.source import kv_rows

@@ -214,6 +214,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Offset | None = None
         self._newest: Offset | None = None
         self._end: Offset | None = None  # of the batch that was planned last
+        self._initial: set[Offset] = set()  # where the first batch of the query may begin
         self._server: RetryingConnection | None = None  # of the driver's copy
         self._polled: tuple[float, StreamInfo] | None = None
         self._probed = 0.0
@@ -233,7 +234,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"{JETSTREAM} option 'starting' must not be a time in the future: messages until then would be read; "
                 "use 'latest', or a filter on the column timestamp"
             )
-        return Offset(start - 1, created_of(info)).to_json()
+        found = Offset(start - 1, created_of(info))
+        self._initial.add(found)
+        return found.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         limit = self._options.max_messages_per_trigger
@@ -244,7 +247,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = Offset(info.state.last_seq, created_of(info))
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        begin = offset_of(start)
+        return self._next(offset_of(start), offset_of(start), limit)
+
+    def _next(self, start: Offset, begin: Offset, limit: ReadLimit) -> dict[str, Any]:
+        """The end of the batch behind `start`, of which there is what is behind `begin`."""
         info = self._recent(begin)
         self._newest = Offset(info.state.last_seq, created_of(info))
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else 0
@@ -252,7 +258,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             by_bytes = plan.rows_within(self._options.max_bytes_per_trigger, info)
             most = min(most, by_bytes) if most else by_bytes
         fail = self._options.fail_on_data_loss
-        self._end = end = plan.next_offset(begin, info, limit=most, target=self._target, fail=fail)
+        end = plan.next_offset(begin, info, limit=most, target=self._target, fail=fail)
+        if start in self._initial and end != start:
+            end = end._replace(begin=start.seq)
+        self._end = end
         if end.skipped > begin.skipped:
             _skipped(self._options.stream)(plan.Range(begin.seq + 1, begin.seq + end.skipped - begin.skipped))
         return end.to_json()
@@ -286,7 +295,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return round(max(time.time() - min(times) / 1e9, 0.0), 3) if times else 0.0
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        return self._partitions(start, end, begin=offset_of(start).seq + 1)
+        start, begin = self._beginning(start, end)
+        return self._partitions(start, end, begin=begin)
+
+    def _beginning(self, start: dict[str, Any], end: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        """The offset that a batch is read behind, and the sequence that its partitions are cut from."""
+        found, begin = offset_of(start), offset_of(end).begin
+        if begin is None or found not in self._initial:
+            return start, found.seq + 1
+        # The first batch of the query, whose beginning Spark has asked for again: messages may have been removed since
+        # it was planned, or with `latest`, have arrived.
+        is_latest = self._options.starting.at is At.LATEST
+        return (found._replace(seq=begin).to_json() if is_latest else start), begin + 1
 
     def _partitions(self, start: dict[str, Any], end: dict[str, Any], *, begin: int) -> list[InputPartition]:
         """The batch begins at `begin`, and what there is of it behind `start`."""

@@ -78,6 +78,9 @@ IN_FILE = [
     ),
     ('key = "customer"', 'key = "custmer"', "there is no column 'custmer'; did you mean customer?", (31, 1)),
     ('["day"]', '["dy"]', "there is no column 'dy'; did you mean day?", (41, 1)),
+    # Of a step that is a plain list of columns; the outputs of its columns are not said to be wrong.
+    ("id, customer,", "id, custmer,", "step 'big': there is no column 'custmer'; did you mean customer?", (19, 19)),
+    ("SELECT customer, sum", "SELECT\n custmer, sum", "step 'tot': there is no column 'custmer'; did", (24, 2)),
     (
         "concat('big.', customer)",
         "big.{customer}",
@@ -255,6 +258,7 @@ def test_mistakes_of_the_file_and_of_its_streams_are_reported_together(tmp_path:
     [
         ("amount BIGINT", "amount DECIMAL(10, 2) NOT NULL COMMENT 'in EUR, gross'"),
         ('"SELECT id, customer, amount, day FROM', '"SELECT *, CAST(amount AS STRING) AS text FROM'),
+        ('"SELECT id, customer, amount, day FROM', '"SELECT customer AS who, who, CUSTOMER, amount, day FROM'),
         ('"SELECT id, customer, amount, day FROM', '"-- all\\nWITH x AS (SELECT 1) SELECT * FROM'),
         ("concat('big.', customer)", "CASE WHEN amount > 5 THEN 'big.x' ELSE concat('big.', customer) END"),
         ("concat('big.', customer)", "'big.' || upper(customer)"),

@@ -19,6 +19,11 @@ def at(seq: int, pending: int | None = None, *, batch: int = 5, created: str = N
     return CheckpointPosition(batch, Offset(seq, created), None if pending is None else Offset(pending, created))
 
 
+def across(seq: int, pending: int) -> CheckpointPosition:
+    """In a batch that begins in the old stream and ends in the new one."""
+    return CheckpointPosition(5, Offset(seq, OLD), Offset(pending, NEW))
+
+
 @pytest.mark.parametrize(
     ("outputs", "shared", "group"),
     [
@@ -37,6 +42,12 @@ def at(seq: int, pending: int | None = None, *, batch: int = 5, created: str = N
         ({"a": at(20, 30), "b": at(20, 30)}, None, NO_GROUP),
         # The stream was made again: sequences of the old one mean nothing in the new one.
         ({"a": at(900, created=OLD), "b": at(2), "c": at(3)}, None, SharingGroup(("b", "c"), start="b")),
+        # Killed in a batch that goes on in the stream that was made again, whose loss is accepted.
+        (
+            {"a": at(900, created=OLD), "b": at(950, created=OLD), "c": at(30), "d": at(12), "e": at(899, created=OLD)},
+            across(900, 30), SharingGroup(("a", "b", "c", "d"), continues=True),
+        ),
+        ({"a": at(900, created=OLD), "b": at(950, created=OLD)}, None, SharingGroup(("a", "b"), start="a")),
         # Killed in the middle of shared batch (20, 30]: before, in and behind the write of an output.
         ({"a": at(30), "b": at(20, 30), "c": at(20)}, at(20, 30), SharingGroup(("a", "b", "c"), continues=True)),
         # With one that failed for good, was reset, or began another batch meanwhile.

@@ -296,6 +296,45 @@ def test_output_that_fails_for_good_leaves_the_others_and_returns(runs: Runs) ->
     runs.check(without=("odd",))
 
 
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_outputs_go_on_together_in_a_stream_that_was_deleted_and_recreated(
+    runs: Runs, is_repeated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With fail_on_data_loss = false, as outputs that read alone do. One of them is ahead in the old stream."""
+    text = FILE.format(runs.name).replace("max_messages_per_trigger = 20", "fail_on_data_loss = false")
+    runs.pipeline = parse(text, file=str(runs.folder / "p.toml"))
+    runs.publish(20)
+    assert runs.run(only=("odd",)) == (STATELESS, [])
+    runs.publish(10)
+    assert runs.run(share_reads=False, only=("odd",)) == ([], [])
+    letters = sorted(one.headers["Slipstream-Sequence"] for one in runs.js.stream(f"{runs.name}D").read())
+    runs.js.delete_stream(runs.name)
+    runs.js.create_stream(StreamConfig(name=runs.name, subjects=(f"{runs.name}.>",)))
+    runs.publish(10)
+    if is_repeated:  # the batch that begins in the old stream and ends in the new one
+        broken = runs.plan()[1][0].outputs[1].checkpoint.folder
+        commit = Checkpoint.commit
+
+        def cut(self: Checkpoint, batch: int) -> None:
+            if self.folder == broken:
+                raise OutageError
+            commit(self, batch)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Checkpoint, "commit", cut)
+            runs.fail_shared()
+    assert runs.run(only=("odd",)) == (STATELESS, [])
+    runs.publish(10)
+    assert runs.run(only=("odd",)) == (STATELESS, [])
+    found = sorted(json.loads(one.data)["n"] for one in runs.js.stream(f"{runs.name}S").read())
+    assert found == [n for n in range(50) if n % 2 and n % 10 != 9]
+    table = runs.spark.read.parquet(str(runs.folder / "files"))
+    expected = [n for n in found if not 20 <= n < 30]  # of the messages that were deleted before it read them
+    assert Counter((row.n, row.half) for row in table.collect()) == Counter((n, h) for n in expected for h in "xy")
+    newer = sorted(one.headers["Slipstream-Sequence"] for one in runs.js.stream(f"{runs.name}D").read())
+    assert newer == sorted([*letters, "10", "20"])
+
+
 def test_reset_or_added_output_reads_alone_until_it_has_caught_up(runs: Runs) -> None:
     runs.publish(20)
     files = [one for one in runs.pipeline.outputs if one.name != "last"]
@@ -319,6 +358,10 @@ def test_only_outputs_without_state_share_a_read(runs: Runs) -> None:
         "dated": "SELECT n, now() AS seen FROM orders",
         "today": "SELECT n, CURRENT_DATE AS seen FROM orders",
         "unix": "SELECT n, unix_timestamp() AS seen FROM orders",
+        "local": "SELECT n, localtimestamp() AS seen FROM orders",
+        # Spark's text of a plan ends after 25 columns or arguments.
+        "wide": f"SELECT {', '.join(f'n + {one} AS n{one}' for one in range(30))}, now() AS seen FROM orders",
+        "nested": f"SELECT concat_ws('-', {', '.join('customer' for _ in range(30))}, now()) AS seen FROM orders",
         "random": "SELECT n, rand() AS lot FROM orders",
         "united": "SELECT n FROM orders UNION ALL SELECT -n FROM orders",
         "joined": "SELECT orders.n FROM orders JOIN orders AS o ON o.n = orders.n",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterator, Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
 from slipstream.errors import UsageError
@@ -96,23 +97,35 @@ def known_columns(pipeline: Pipeline, broken: Container[tuple[str, ...]] = ()) -
             continue
     for step in pipeline.steps:
         columns = step_columns(step.sql, found)
-        if columns is not None and ("steps", step.name) not in broken:
-            found[step.name] = columns
+        # What follows from a column that is not there is not known either.
+        if columns is not None and not columns.missing and ("steps", step.name) not in broken:
+            found[step.name] = columns.columns
     return found
 
 
-def step_columns(sql: str, views: Mapping[str, Columns]) -> dict[str, str] | None:
+class StepColumns(NamedTuple):
+    """What the file tells of a step's columns: their types, and those that its table does not have, with the offset in
+    its SQL and the columns that the table has."""
+
+    columns: dict[str, str]
+    missing: tuple[tuple[str, int], ...]
+    table: Columns
+
+
+def step_columns(sql: str, views: Mapping[str, Columns]) -> StepColumns | None:
     """The columns of a step, None if its SQL is not a plain list of columns and aliases from one known table."""
     blank = _STRING.sub(lambda text: "'" + "x" * (len(text[0]) - 2) + "'", sql)  # commas and words in strings
-    found = _SIMPLE.fullmatch(blank.strip())
+    found = _SIMPLE.fullmatch(blank.rstrip(), len(blank) - len(blank.lstrip()))
     if found is None or _COMPLEX.search(blank) or "--" in blank or "/*" in blank:
         return None
     table = {name.lower(): columns for name, columns in views.items()}.get(found["table"].strip("`").lower())
-    items = _split(found["items"])
+    items = _split(found["items"], found.start("items"))
     if table is None or items is None:
         return None
+    kinds = {one.lower(): kind for one, kind in table.items()}
     columns: dict[str, str] = {}
-    for text in items:
+    missing = []
+    for text, offset in items:
         item = _ITEM.fullmatch(text.strip())
         if item is None:
             return None  # an expression without an alias, whose name Spark makes
@@ -122,22 +135,25 @@ def step_columns(sql: str, views: Mapping[str, Columns]) -> dict[str, str] | Non
             name = item["plain"].strip("`")
             if name.lower() in _NOT_COLUMNS:
                 return None
-            columns[name] = {one.lower(): kind for one, kind in table.items()}.get(name.lower(), UNKNOWN)
+            if name.lower() not in kinds and name.lower() not in map(str.lower, columns):  # an alias may be used
+                missing.append((name, offset + len(text) - len(text.lstrip())))
+            columns[name] = kinds.get(name.lower(), UNKNOWN)
         else:
             columns[item["alias"].strip("`")] = UNKNOWN
-    return columns
+    return StepColumns(columns, tuple(missing), table)
 
 
-def _split(items: str) -> list[str] | None:
-    """The items of a list, separated by the commas outside parentheses; None if it has a query of its own."""
-    found, depth = [""], 0
-    for character in items:
+def _split(items: str, offset: int) -> list[tuple[str, int]] | None:
+    """The items of a list, separated by the commas outside parentheses, with their offsets; None if it has a query of
+    its own. The list begins at `offset`."""
+    if re.search(r"\bSELECT\b", items, re.IGNORECASE):
+        return None
+    commas, depth = [-1], 0
+    for at, character in enumerate(items):
         depth += {"(": 1, ")": -1}.get(character, 0)
         if character == "," and not depth:
-            found.append("")
-        else:
-            found[-1] += character
-    return None if re.search(r"\bSELECT\b", items, re.IGNORECASE) else found
+            commas.append(at)
+    return [(items[low + 1 : high], offset + low + 1) for low, high in pairwise([*commas, len(items)])]
 
 
 def file_mistakes(pipeline: Pipeline, broken: Container[tuple[str, ...]] = ()) -> Iterator[Found]:
@@ -158,6 +174,13 @@ def file_mistakes(pipeline: Pipeline, broken: Container[tuple[str, ...]] = ()) -
         if ("steps", step.name) not in broken and (message := _sql_mistake(step.sql)):
             yield Found(("steps", step.name, "sql"), message)
     known = known_columns(pipeline, broken)
+    for step in pipeline.steps:
+        columns = step_columns(step.sql, known)
+        if columns is None or ("steps", step.name) in broken:
+            continue
+        for name, offset in columns.missing:
+            message = f"step {step.name!r}: {no_column(name, columns.table)}"
+            yield Found(("steps", step.name, "sql"), message, step.sql, offset)
     for kind, parts in (("sources", pipeline.sources), ("steps", pipeline.steps)):
         for one in parts:
             if one.watermark[0] and (kind, one.name) not in broken:

@@ -98,6 +98,21 @@ class Checkpoint:
         self.commit(0)
 
 
+def has_all_before(at: Offset | None, begin: Offset | None, end: Offset) -> bool:
+    """Whether a query that has read to `at` has everything before the batch from `begin` to `end`.
+
+    Offsets of different streams cannot be compared: a batch whose stream was deleted and recreated before it, which the
+    user accepts, ends in the new stream, and consists of all of that up to its end.
+    """
+    if begin is None:  # from the beginning of the source
+        return at is None or at.created == end.created
+    if at is None:
+        return False
+    if at.created == begin.created:
+        return at.seq >= begin.seq
+    return at.created == end.created
+
+
 def _batches(folder: Path) -> set[int]:
     return {int(file.name) for file in folder.glob("*") if file.name.isdigit()}
 

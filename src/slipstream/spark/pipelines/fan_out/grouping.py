@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from slipstream.spark.pipelines.fan_out.checkpoints import CheckpointPosition
+from slipstream.spark.pipelines.fan_out.checkpoints import CheckpointPosition, has_all_before
 
 REACH = 100_000  # messages between the outputs of one read: those ahead wait until the others have read them
 
@@ -53,8 +53,4 @@ def _fits(output: CheckpointPosition, shared: CheckpointPosition) -> bool:
     end = shared.pending
     if end is None or (output.pending is not None and output.pending != end):
         return False
-    if shared.end is None:  # from the beginning of the source, which is before any output
-        return output.end is None or output.end.created == end.created
-    if output.end is None:
-        return False
-    return output.end.created == end.created and output.end.seq >= shared.end.seq
+    return has_all_before(output.end, shared.end, end)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from slipstream.errors import Error
 from slipstream.spark.failures import is_outage, is_stopped, is_transient, telling_line, with_short_errors
 from slipstream.spark.micro_batch import BATCH_ID, QUERY_ID
-from slipstream.spark.pipelines.fan_out.checkpoints import Checkpoint, CheckpointPosition
+from slipstream.spark.pipelines.fan_out.checkpoints import Checkpoint, CheckpointPosition, has_all_before
 from slipstream.spark.pipelines.fan_out.grouping import SharingGroup
 from slipstream.spark.source.offsets import Offset
 from slipstream.spark.source.plan import Range
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-MAX_FAILURES = 20  # in a row, of one output: after those it is left out, and the others go on
+MAX_FAILURES = 20  # in a row, of one output, outages apart: after those it is left out, and the others go on
 
 # Makes the views of a batch from its rows, all of them or those of a range of sequences, in the partitions that a query
 # which reads this range has; returns the rows.
@@ -113,12 +113,9 @@ class SharedRead:
     def _position(self, one: SharingOutput, begin: Offset | None, end: Offset) -> CheckpointPosition | None:
         """Where an output is, if it has rows of this batch to write."""
         found = one.checkpoint.position()
-        if found is not None and found.end is not None and found.end.created == end.created:
-            if found.end.seq >= end.seq:
+        if found is not None and has_all_before(found.end, begin, end):
+            if found.end is not None and found.end.created == end.created and found.end.seq >= end.seq:
                 return None  # repeated: written before
-            if begin is None or found.end.seq >= begin.seq:
-                return found
-        elif found is not None and found.end is None and begin is None:
             return found
         self.failed[one.name] = "its checkpoint is behind the shared read; the next run reads for it alone"
         return None
@@ -135,7 +132,8 @@ class SharedRead:
         """Write an output's rows of a batch. Raises what another attempt may mend."""
         number = position.batch + 1
         end = self.checkpoint.end_of(batch)
-        part = Range(position.end.seq + 1, end.seq) if position.end is not None and position.end != begin else None
+        is_inside = position.end is not None and position.end.created == end.created and position.end != begin
+        part = Range(position.end.seq + 1, end.seq) if position.end is not None and is_inside else None
         try:
             if position.pending is not None and position.pending != end:
                 raise Error("its checkpoint has begun another batch; the next run reads for it alone")
@@ -148,8 +146,8 @@ class SharedRead:
             text = str(error)
             if is_stopped(text):
                 raise
-            self._failures[one.name] = self._failures.get(one.name, 0) + 1
-            is_hopeless = self._failures[one.name] > MAX_FAILURES and not is_outage(text)
+            self._failures[one.name] = self._failures.get(one.name, 0) + (not is_outage(text))
+            is_hopeless = self._failures[one.name] > MAX_FAILURES
             if is_transient(text) and not is_hopeless:
                 raise
             self.failed[one.name] = telling_line(text)
