@@ -33,7 +33,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 KINDS = {"mermaid", "python", "console", "text", "toml", "json", "yaml", ""}
 TIMEOUT = 240
-PYTEST = ("-m", "pytest", "-q", "-p", "slipstream.testing.plugin", "-p", "no:cacheprovider")
+# Without plugins that no example uses: to load them takes as long as a test.
+UNUSED = ("cacheprovider", "hypothesispytest", "xdist", "cov", "timeout")
+PYTEST = ("-m", "pytest", "-q", "-p", "slipstream.testing.plugin", *(f"-pno:{name}" for name in UNUSED))
 
 
 class Block(NamedTuple):

@@ -482,7 +482,7 @@ def test_functions_have_the_words_of_the_field() -> None:
     found = [
         f"{module.path}:{node.lineno}: {node.name}"
         for module in modules()
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.name not in verbs
         and words_of(node.name) & FOREIGN_WORDS

@@ -72,9 +72,9 @@ def test_messages_have_none_of_the_phrases_that_readers_stumbled_over() -> None:
     """Errors, log lines and help: the strings of the source but for its docstrings."""
     found: list[str] = []
     for path in SRC.rglob("*.py"):
-        tree = ast.parse(path.read_text("utf-8"))
-        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(tree):
+        nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
+        docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        for node in nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
                 text = node.value.strip()
                 if text not in REMAINING:

@@ -39,6 +39,7 @@ class Module(NamedTuple):
     name: str  # dotted
     path: Path
     tree: ast.Module
+    nodes: tuple[ast.AST, ...]  # of the tree: a walk takes longer than what is looked for
     lines: int
 
 
@@ -60,14 +61,15 @@ def modules_of(src: Path = SRC) -> list[Module]:
         if not is_generated(path):
             name = path.relative_to(src).as_posix().removesuffix(".py").replace("/", ".").removesuffix(".__init__")
             text = path.read_text("utf-8")
-            found.append(Module(name, path, ast.parse(text, str(path)), text.count("\n")))
+            tree = ast.parse(text, str(path))
+            found.append(Module(name, path, tree, tuple(ast.walk(tree)), text.count("\n")))
     return found
 
 
 def imported(module: Module, names: set[str]) -> set[str]:
     """The modules of `names` that a module imports anywhere, also in functions and under TYPE_CHECKING."""
     found: set[str] = set()
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -110,16 +112,17 @@ def private_reads(modules: list[Module]) -> list[PrivateRead]:
     """Accesses of `_private` attributes of anything but an object of the class that the code is in."""
     found = []
     for module in modules:
-        own = {node.name for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)}
-        siblings = same_class_names(module.tree)
-        for node in ast.walk(module.tree):
+        own = {node.name for node in module.nodes if isinstance(node, ast.ClassDef)}
+        siblings: set[ast.Name] | None = None  # most modules have no candidate
+        for node in module.nodes:
             if not isinstance(node, ast.Attribute) or not node.attr.startswith("_") or node.attr.startswith("__"):
                 continue
             owner = node.value.id if isinstance(node.value, ast.Name) else ""
             called_super = isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "super"
-            if owner in {"self", "cls", *own} or node.value in siblings or called_super:
+            if owner in {"self", "cls"} or owner in own or called_super or node.attr in PUBLIC_UNDERSCORE:
                 continue
-            if node.attr not in PUBLIC_UNDERSCORE:
+            siblings = same_class_names(module.tree) if siblings is None else siblings
+            if node.value not in siblings:
                 found.append(PrivateRead(module.path, node.lineno, ast.unparse(node)))
     return found
 
@@ -150,7 +153,7 @@ def functions_of(modules: list[Module]) -> list[int]:
     return [
         (node.end_lineno or node.lineno) - node.lineno + 1
         for module in modules
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
 
@@ -172,7 +175,7 @@ def comments_and_code(modules: list[Module]) -> tuple[int, int, int]:
                 tokenize.ENDMARKER,
             ):
                 lines.update(range(token.start[0], token.end[0] + 1))
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             body = getattr(node, "body", None)
             if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
                 value = body[0].value

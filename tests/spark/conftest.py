@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from slipstream import BlockingJetStream, connect_blocking
+from slipstream.spark.pipelines.spark_session import CHECKPOINT_FILES, DIRECT_FILES, SECOND_CHECKSUMS, compiled_workers
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -37,20 +38,32 @@ LONG_TIMEOUTS: dict[str, bool | float | int | str | None] = {
 }
 
 
+# How pipelines start Spark (`pipelines/spark_session.py` has the reasons): a worker that is forked has imported what it
+# needs, and two processes of Hadoop instead of nine write a file of a checkpoint. The tests that start a JVM of their
+# own without a pipeline (a cluster, spark-submit, Spark Connect, secrets) run with Spark's own settings.
+LESS_CPU: dict[str, bool | float | int | str | None] = {
+    "spark.python.daemon.module": "slipstream.spark.worker_start.daemon",
+    CHECKPOINT_FILES: DIRECT_FILES,
+    SECOND_CHECKSUMS: "false",
+}
+
+
 def start_session(folder: Path) -> SparkSession:
     """Two cores; a task may be tried twice, so that retries can be tested."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    return (
+    builder = (
         SparkSession.builder.master("local[2,2]")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
         .config("spark.log.level", "OFF")
+        .config(map=LESS_CPU)
         .config(map=LONG_TIMEOUTS)
-        .getOrCreate()
     )
+    with compiled_workers():
+        return builder.getOrCreate()
 
 
 @pytest.fixture(scope="session")

@@ -36,13 +36,13 @@ class TestSession:
 
 def test_the_fixtures_are_there_by_themselves(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(SUITE)
-    result = pytester.runpytest_subprocess("-p", "slipstream.testing.plugin", "-p", "no:cacheprovider")
+    result = pytester.runpytest_subprocess("-p", "slipstream.testing.plugin", *UNUSED)
     result.assert_outcomes(passed=5)
 
 
 def test_a_suite_that_uses_no_fixture_does_not_load_the_server(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("import sys\n\ndef test_light():\n    assert 'slipstream.server' not in sys.modules\n")
-    result = pytester.runpytest_subprocess("-p", "slipstream.testing.plugin", "-p", "no:cacheprovider")
+    result = pytester.runpytest_subprocess("-p", "slipstream.testing.plugin", *UNUSED)
     result.assert_outcomes(passed=1)
 
 
@@ -68,7 +68,9 @@ async def test_virtual(slipstream_async_client, slipstream_server_virtual):
         await messages.wait_async()
 """
 ANYIO_BACKEND = "\n@pytest.fixture\ndef anyio_backend():\n    return 'asyncio'\n"
-QUIET = ("-p", "slipstream.testing.plugin", "-p", "no:cacheprovider", "-W", "error", "--strict-markers")
+# Plugins that no suite here uses: to load them takes as long as its tests.
+UNUSED = ("-pno:cacheprovider", "-pno:hypothesispytest", "-pno:cov", "-pno:timeout")
+QUIET = ("-p", "slipstream.testing.plugin", *UNUSED, "-W", "error", "--strict-markers")
 
 
 @pytest.mark.parametrize("others", ["alone", "both"])

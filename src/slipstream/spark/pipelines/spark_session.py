@@ -31,9 +31,9 @@ _LOOK = 0.1  # seconds between two looks at whether the run was stopped
 CHECKPOINT_FILES = "spark.sql.streaming.checkpointFileManagerClass"
 # Hadoop's FileContext runs nine processes (chmod, stat, readlink) for each file that it writes atomically on a local
 # disk, its FileSystem two: 31 and 10 ms of CPU. A micro-batch writes at least four files.
-_DIRECT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+DIRECT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 # Of files of state: on a local disk Hadoop keeps a checksum of every file already, in a file of its own like this one.
-_SECOND_CHECKSUMS = "spark.sql.streaming.checkpoint.fileChecksum.enabled"
+SECOND_CHECKSUMS = "spark.sql.streaming.checkpoint.fileChecksum.enabled"
 _CHEAP_PROCESSES = "-Djdk.lang.Process.launchMechanism=VFORK"  # without a helper process in between
 _DAEMON = "spark.python.daemon.module"
 MAX_PARTITIONS = 4
@@ -102,8 +102,8 @@ def start_spark(
         "spark.sql.shuffle.partitions": str(shuffle_partitions(master)),
         WAREHOUSE: str(state.warehouse),
         "spark.sql.streaming.metricsEnabled": "false",
-        CHECKPOINT_FILES: _DIRECT_FILES,
-        _SECOND_CHECKSUMS: "false",
+        CHECKPOINT_FILES: DIRECT_FILES,
+        SECOND_CHECKSUMS: "false",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logs} {_CHEAP_PROCESSES}",
     }
     if master.startswith("local"):
