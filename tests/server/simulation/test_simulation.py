@@ -11,8 +11,8 @@ import pytest
 
 from tests.server.simulation.runs import run
 
-SEEDS = 300  # six times as many as the planted fault that is found last needs; `make soak` runs 100,000 others
-PARTS = 6
+SEEDS = 1000
+PARTS = 20
 SOAK_SEEDS = int(os.environ.get("SLIPSTREAM_SIMULATION_SEEDS", "100000"))
 SOAK_FIRST = int(os.environ.get("SLIPSTREAM_SIMULATION_FIRST", "1000000"))
 
@@ -49,8 +49,8 @@ def test_no_seed_of_many_breaks_a_promise() -> None:
     check(SOAK_FIRST, SOAK_FIRST + SOAK_SEEDS)
 
 
-# Seeds beyond the first three hundred that found a defect. What a seed does changes with the workload, so that each
-# defect of the server has a direct test as well.
+# Seeds beyond the first thousand that found a defect. What a seed does changes with the workload, so that each defect
+# of the server has a direct test as well.
 @pytest.mark.parametrize(
     "seed",
     [
