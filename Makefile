@@ -10,13 +10,9 @@ STAMP := $(VENV)/.installed
 ARCHIVE := $(VENV)/spark.jsa
 SPARK_TESTS := tests/spark tests/test_docs.py
 # What `make test` and `make test-native` run on the compiled form: the tests of the modules that are compiled, and of their wire
-# behaviour beside nats-server (reads, watches, pulls, acks, large objects). Others are about modules that are interpreted in both
-# forms (TLS and WebSocket, leases, codecs, the cache, services, arguments and error texts): they run on it in `make soak-native`.
-NATIVE_WIRE := kv kv_backends kv_buckets kv_consistency kv_features kv_ttl leader_only objects prefetch worker_outages \
-    worker_runtime workers
-NATIVE_TESTS := tests/wire tests/client --ignore tests/client/layers tests/server/engine tests/server/store \
-    tests/test_form.py tests/jetstream/publish tests/jetstream/reads/test_columns.py \
-    $(NATIVE_WIRE:%=tests/conformance/_sync/test_%.py)
+# behaviour beside nats-server. All others run on it in `make soak-native`.
+NATIVE_TESTS := tests/wire tests/client tests/server/engine tests/server/store tests/test_form.py \
+    tests/jetstream/publish tests/jetstream/reads/test_columns.py tests/conformance/_sync
 APART := -p no:cacheprovider -p no:tests.spec_plugin
 # Not `$(MAKE) test-native` in the recipe of `test`: `make -n test` would run that line, and all tests with it.
 RUN_NATIVE = built=$$($(PY) tools/native.py build --level 1); code=$$?; \
