@@ -792,4 +792,3 @@ class Stream:
 
     def _limits_hold(self) -> None:
         self._limit_trim = None
-
