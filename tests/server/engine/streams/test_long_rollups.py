@@ -14,8 +14,8 @@ from slipstream.server.engine.ports import Store
 from slipstream.server.engine.streams.removals import AT_ONCE, SLICE, UNITS
 from slipstream.server.store.lmdb.store import LmdbStore
 from slipstream.server.store.memory.store import MemoryStore
-from slipstream.wire import pub
-from tests.server.support import Client, Rig
+from slipstream.wire import Parser, Side, pub
+from tests.server.support import HELLO, Client, Rig
 
 COUNT = 3000  # messages of `s.c`
 SUB, ALL = b"NATS/1.0\r\nNats-Rollup: sub\r\n\r\n", b"NATS/1.0\r\nNats-Rollup: all\r\n\r\n"
@@ -306,3 +306,51 @@ def test_rollup_is_acknowledged_when_a_limit_takes_the_last_of_what_it_replaces(
     (answer,) = client.messages()
     assert msgspec.json.decode(answer.payload)["seq"] == AT_ONCE + 1
     assert rig.engine.streams["S"].log.state.messages == 1
+
+
+@pytest.mark.parametrize("what", ["rollup", "purge"])
+def test_limit_takes_what_an_interrupted_removal_left_before_other_messages(tmp_path: Path, what: str) -> None:
+    store = LmdbStore(tmp_path / "s", map_size=1 << 28)
+    rig = filled(Rig(store=store), max_msgs=COUNT + 1)
+    client = rig.client()
+    if what == "rollup":
+        publish(client, "r", SUB)
+    else:
+        client.send(pub("$JS.API.STREAM.PURGE.S", b'{"filter":"s.c"}', f"{client.inbox}p"), settle=False)
+        rig.engine.step(rig.now)
+    turn(rig)
+    client.send(b"".join(pub("s.b", b"x") for _ in range(1200)), settle=False)  # full again
+    rig.commit()
+    assert not answers(client)
+    assert rig.engine.streams["S"].log.state.messages == COUNT + 1
+    store.close()  # what is not committed is lost
+
+    store = LmdbStore(tmp_path / "s", map_size=1 << 28)
+    rig = Rig(store=store)
+    assert len(held(rig)) > COUNT // 2
+    rig.engine.connect(1, "127.0.0.1", rig.now)
+    before_any_turn = HELLO + b"".join(pub("s.new", b"new") for _ in range(5))
+    rig.engine.receive(1, Parser(Side.CLIENT).feed(before_any_turn), rig.now)
+    for _ in range(100):
+        rig.engine.step(rig.now)
+        rig.commit()
+    kept = [subject for _, subject in held(rig)]
+    assert kept[0] == "s.a"
+    assert kept.count("s.new") == 5
+    assert kept.count("s.c") == (what == "rollup")
+    store.close()
+
+
+def test_lost_rollup_beside_a_lowered_limit_removes_nothing(rig: Rig) -> None:
+    client = rig.client()
+    config = {"name": "S", "subjects": ["s.>"], "storage": "file", "allow_rollup_hdrs": True, "max_msgs": COUNT - 1000}
+    client.send(b"".join(pub("s.old", b"x") for _ in range(1500)))  # newer than those of `s.c`
+    client.send(pub("$JS.API.STREAM.UPDATE.S", msgspec.json.encode(config), f"{client.inbox}u"), settle=False)
+    rig.commit()  # some are removed, and the limit does not hold yet
+    publish(client, "r", SUB, subject="s.old")
+    lose_the_open_group(rig)
+    rig.settle()
+    assert "error" in answers(client)["r"]
+    kept = [subject for _, subject in held(rig)]
+    assert len(kept) == COUNT - 1000
+    assert kept.count("s.old") == 1500

@@ -185,3 +185,20 @@ def test_few_subjects_are_looked_up_at_once(monkeypatch: pytest.MonkeyPatch) -> 
     rig.commit()
     rig.flush()
     assert answers(client)["now"]["seq"] == 11
+
+
+def test_batch_that_names_one_wildcard_many_times_searches_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    client = rig.client()
+    client.create("S", allow_atomic=True)
+    for n in range(10):
+        client.publish(f"s.{n}.a")
+    log = rig.engine.streams["S"].log
+    monkeypatch.setattr(wildcard_checks, "AT_ONCE", 100)
+    monkeypatch.setattr(log, "last_seq_of", lambda _: pytest.fail("a message of the batch was looked up by itself"))
+    for n in range(1, 21):
+        lines = ("Nats-Batch-Id: b", f"Nats-Batch-Sequence: {n}", *(["Nats-Batch-Commit: 1"] if n == 20 else []))
+        ask(client, f"{n}", expect(10, "s.*.a", *lines), f"s.{n}.b")
+    rig.settle()
+    last = client.messages()[-1]
+    assert msgspec.json.decode(last.payload)["count"] == 20

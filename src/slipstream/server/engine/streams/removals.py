@@ -26,8 +26,10 @@ the removal, with the error that there is no such stream. The client that asked 
 
 **A rollup** is the same with the message itself as its end: the message is stored at once, in one group with the record
 of what is still to go, and its ack waits until all of that is gone. A further rollup of the subject moves the end. If
-the group of a rollup message is lost, so is its removal. A limit of the stream takes what a rollup replaces before it
-takes anything else.
+the group of a rollup message is lost, so is its removal.
+
+**A limit** of the stream takes what a removal under way is to remove before it takes anything else, also after a
+restart: what a purge in one moment would have made superfluous to remove stays.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ from slipstream.server.engine.ports import LogSnapshot, StreamLog, Walk, has_wil
 
 AT_ONCE = 512  # messages
 SLICE = 512  # messages of one subject in one group
+LOOKED = 64  # subjects without messages that a limit looks at
 UNITS = 4  # of work (`engine.jobs`) for a message
 MAX_PENDING = 512  # changes in the open group at which it waits for a commit: so do the acks of all others
 
@@ -75,16 +78,31 @@ class Removal:
     """One purge, as a job."""
 
     def __init__(
-        self, stream: PurgedStream, pattern: str, *, below: int, keep: int, begins: Callable[[], None], done: Done
+        self,
+        stream: PurgedStream,
+        pattern: str,
+        *,
+        below: int,
+        keep: int,
+        begins: Callable[[], None] | None,
+        done: Done,
     ) -> None:
         """Everything before `below` must be committed. With `keep` so many of the newest stay. `begins` is called
-        before the first message is removed, and again if the group that it was called in is lost."""
+        before the first message is removed, and again if the group that it was called in is lost; None: the removal
+        began before the server was started."""
         self._stream, self.pattern, self.below, self._keep = stream, pattern or ">", below, keep
         self._begins, self._done = begins, done
         self._purged = self._durable = 0
         self.is_over = False
+        self._names: deque[str] = deque()  # whose messages go
+        self._at = 0  # the next of the first of them
         self._has_found = False  # which messages go: from here on it adds changes to the open group
         self._steps = self._work()
+        self._resume()
+
+    def _resume(self) -> None:
+        if self._begins is None and (self.pattern == ">" or not has_wildcard(self.pattern)):
+            self._names, self._at, self._has_found = deque((self.pattern,)), 0, True
 
     @property
     def is_recorded(self) -> bool:
@@ -124,6 +142,25 @@ class Removal:
             self._steps.close()
             self._has_found = False
             self._purged, self._steps = self._durable, self._work()
+            self._resume()
+
+    def remove(self, limit: int) -> int:
+        """Remove so many messages at most, in place of those that a limit would remove; returns how many."""
+        count = looked = 0
+        while not count and self._has_found and not self.is_over and self._names and looked < LOOKED:
+            count = self._remove_some(limit)
+            looked += 1
+        if count:
+            self._stream.journal.after.append(partial(self._committed, self._purged))
+        return count
+
+    def _remove_some(self, limit: int) -> int:
+        count, self._at = self._stream.log.purge_some(self._names[0], self._at, below=self.below, limit=limit)
+        self._purged += count
+        if self._at >= self.below:
+            self._names.popleft()
+            self._at = 0
+        return count
 
     def _committed(self, purged: int) -> None:
         self._durable = purged
@@ -134,7 +171,7 @@ class Removal:
         self._done(self._purged, error)
 
     def _work(self) -> Walk[None]:
-        log, names = self._stream.log, [(self.pattern, 0)]
+        log, names = self._stream.log, deque((self.pattern,))
         if self.pattern == ">":
             if self._keep:
                 self.below, self._keep = min(self.below, log.newest(self._keep)), 0
@@ -146,18 +183,17 @@ class Removal:
                     self.below = yield from _cutoff(snapshot, self.pattern, self._keep, self.below)
                     self._keep = 0
                 if has_wildcard(self.pattern):
-                    names = yield from snapshot.subjects(self.pattern)
+                    found = yield from snapshot.subjects(self.pattern)
+                    names = deque([subject for subject, _ in found])
             finally:
                 snapshot.close()
-        self._has_found = True
-        self._begins()
+        if not self._has_found:
+            self._names, self._at, self._has_found = names, 0, True
+        if self._begins is not None:
+            self._begins()
         self._stream.removal_changed()
-        for subject, _ in names:
-            at = 0
-            while at < self.below:
-                count, at = log.purge_some(subject, at, below=self.below, limit=SLICE)
-                self._purged += count
-                yield 1 + UNITS * count
+        while self._names:
+            yield 1 + UNITS * self._remove_some(SLICE)
 
 
 class Rollup:

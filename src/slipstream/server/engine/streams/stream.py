@@ -182,8 +182,6 @@ class Stream:
         self.consumers.restore(now)
         self.expiry.begin(now)
         self.schedules.begin(now)
-        if self._bounded:
-            self._trim("")
 
     def enforce(self, now: int) -> None:
         """Remove messages that a changed configuration no longer allows."""
@@ -220,9 +218,9 @@ class Stream:
     # Purges in slices.
 
     def remove_matching(
-        self, pattern: str, *, below: int, keep: int = 0, begins: Callable[[], None], done: Done
+        self, pattern: str, *, below: int, keep: int = 0, begins: Callable[[], None] | None, done: Done
     ) -> None:
-        """Purge in slices. Everything before `below` must be committed."""
+        """Purge in slices. Everything before `below` must be committed. `begins`: see `Removal`."""
         removal = Removal(self, pattern, below=below, keep=keep, begins=begins, done=done)
         self._removals[removal] = None
         jobs = self._services.jobs
@@ -256,7 +254,9 @@ class Stream:
                 # The client that asked left with the server that it asked. The record also says that a mirror is not
                 # a whole copy any more: that was stored in the same group.
                 done = partial(self._resumed_removal_ended, pattern)
-                self.remove_matching(pattern, below=below, begins=_no_more, done=done)
+                self.remove_matching(pattern, below=below, begins=None, done=done)
+        if self._bounded:  # last: what is to go anyway goes first
+            self._trim("")
 
     def _resumed_removal_ended(self, pattern: str, _: int, error: Exception | None) -> None:
         if error is None:
@@ -742,7 +742,7 @@ class Stream:
         state = log.state
         if state.messages <= self._max_msgs and state.bytes <= self._max_bytes:
             return
-        is_one_more = state.messages <= self._max_msgs + 1 and not self._rollups
+        is_one_more = state.messages <= self._max_msgs + 1 and not self._rollups and not self._removals
         if is_one_more and log.remove(state.first_seq) and not self._excess():  # mostly: the stream is full
             return
         self._trim_more()
@@ -768,8 +768,13 @@ class Stream:
         """Remove the oldest messages until the limits hold, but so many at most; returns how many."""
         log, count = self.log, 0
         while count < most and (excess := self._excess()) > 0:
-            for rollup in list(self._rollups.values()):  # a message that was replaced is not there, for a limit
-                if not rollup.is_over and (removed := rollup.remove(min(excess, most - count))):
+            # A message that was replaced, or is being purged, is not there for a limit.
+            removals: list[Rollup | Removal] = [*self._rollups.values(), *self._removals]
+            for removal in removals:
+                removed = 0
+                with contextlib.suppress(CorruptRecordError):  # the removal itself ends with the error
+                    removed = 0 if removal.is_over else removal.remove(min(excess, most - count))
+                if removed:
                     break
             else:
                 if excess > 1 and log.purges_at_once:
@@ -787,7 +792,3 @@ class Stream:
 
     def _limits_hold(self) -> None:
         self._limit_trim = None
-
-
-def _no_more() -> None:
-    """Nothing else begins with a removal that is continued."""

@@ -24,12 +24,13 @@ Known = dict[str, int]  # filter -> the sequence of its newest message
 
 
 def wildcards(subjects: Iterable[str]) -> list[str]:
-    """The filters among the subjects of expectations, each once."""
-    return list(dict.fromkeys(subject for subject in subjects if subject and has_wildcard(subject)))
+    """The filters among the subjects of expectations."""
+    return [subject for subject in subjects if subject and has_wildcard(subject)]
 
 
 def takes_search(jobs: AccountJobs, log: StreamLog, filters: list[str]) -> bool:
-    """Whether finding the newest messages of filters may take too long for one turn; otherwise its work is counted."""
+    """Whether looking at all subjects for each of the filters may take too long for one turn; otherwise the work is
+    counted."""
     looks = log.state.subjects * len(filters)
     if looks > AT_ONCE:
         return True
@@ -43,7 +44,7 @@ class WildcardSearch:
     def __init__(
         self, jobs: AccountJobs, log: StreamLog, filters: list[str], done: Callable[[Known | StoreError], None]
     ):
-        """`done` is called with what was found, in the turn of which it is true."""
+        """`done` is called with what was found, in the turn of which it is true. Equal filters are searched once."""
         self._jobs, self._log, self._done = jobs, log, done
         self._filters = SubjectSet(each for each in filters if is_valid_filter(each))  # others match no subject
         self._found: Known = dict.fromkeys(filters, 0)
