@@ -20,4 +20,6 @@ def test_running_session_is_returned_and_workers_run_this_python(
     assert session("local[2]", conf={"spark.sql.session.timeZone": "UTC"}) is spark
     assert (os.environ["PYSPARK_PYTHON"], os.environ["PYSPARK_DRIVER_PYTHON"]) == (sys.executable, "mine")
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    # Else the rows of a repeated micro-batch may be in other partitions, by which sinks know them.
+    assert spark.conf.get("spark.sql.adaptive.streaming.stateless.enabled") == "false"
     assert logging.getLogger("SQLQueryContextLogger").level > logging.CRITICAL

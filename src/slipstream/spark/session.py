@@ -22,10 +22,12 @@ def session(
 
     Workers run the Python of this process (else they run the system's, which lacks the package: Spark then says that
     there is no format `jetstream`), Java is looked for where neither JAVA_HOME nor the PATH has it, a local master
-    listens on the loopback interface only, the formats are registered (`register`), and neither warnings nor progress
-    bars are printed unless `verbose` is set. Settings of the environment or `conf` take precedence.
+    listens on the loopback interface only, the formats are registered (`register`), a repeated micro-batch has its rows
+    in the same partitions, and neither warnings nor progress bars are printed unless `verbose` is set. Settings of the
+    environment or `conf` take precedence.
     """
     from slipstream.spark.pipelines.spark_session import (
+        ADAPTIVE,
         compiled_workers,
         find_java,
         silence_context_loggers,
@@ -41,7 +43,7 @@ def session(
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     use_archive()
-    builder = SparkSession.builder.master(master).appName(name)
+    builder = SparkSession.builder.master(master).appName(name).config(ADAPTIVE, "false")
     if not verbose:
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
         builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.log.level", "ERROR")

@@ -43,6 +43,7 @@ found = json.loads(spark.range(0, 1, 1, 1).mapInArrow(look, "found STRING").coll
 names = (
     "spark.sql.shuffle.partitions",
     "spark.sql.streaming.checkpoint.fileChecksum.enabled",
+    "spark.sql.adaptive.streaming.stateless.enabled",
     "spark.python.daemon.module",
 )
 print(json.dumps([*found, *(spark.conf.get(name) for name in names), os.environ.get("PYTHONPATH")]))
@@ -95,11 +96,11 @@ def test_settings_and_workers_of_a_pipeline(tmp_path: Path, own: bool) -> None:
         [sys.executable, "-c", PROGRAM, str(file)], capture_output=True, text=True, timeout=180, check=False
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    package, has_modules, partitions, checksums, daemon, path = json.loads(run.stdout.splitlines()[-1])
+    package, has_modules, partitions, checksums, adaptive, daemon, path = json.loads(run.stdout.splitlines()[-1])
     assert package == pyspark.__file__  # and not a zip file of its sources
     assert has_modules is not own
     assert (partitions, daemon) == (("7", "pyspark.daemon") if own else ("1", "slipstream.spark.worker_start.daemon"))
-    assert checksums == "false"
+    assert (checksums, adaptive) == ("false", "false")
     assert path == os.environ.get("PYTHONPATH")
 
 

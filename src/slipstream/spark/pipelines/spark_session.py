@@ -34,6 +34,9 @@ CHECKPOINT_FILES = "spark.sql.streaming.checkpointFileManagerClass"
 DIRECT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 # Of files of state: on a local disk Hadoop keeps a checksum of every file already, in a file of its own like this one.
 SECOND_CHECKSUMS = "spark.sql.streaming.checkpoint.fileChecksum.enabled"
+# Sinks know by its partition what a task of a repeated batch has written. Adaptive execution decides at run time which
+# rows are in which partition, by sizes, the order in which stages end, and the number of cores.
+ADAPTIVE = "spark.sql.adaptive.streaming.stateless.enabled"
 _CHEAP_PROCESSES = "-Djdk.lang.Process.launchMechanism=VFORK"  # without a helper process in between
 _DAEMON = "spark.python.daemon.module"
 MAX_PARTITIONS = 4
@@ -104,6 +107,7 @@ def start_spark(
         "spark.sql.streaming.metricsEnabled": "false",
         CHECKPOINT_FILES: DIRECT_FILES,
         SECOND_CHECKSUMS: "false",
+        ADAPTIVE: "false",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logs} {_CHEAP_PROCESSES}",
     }
     if master.startswith("local"):

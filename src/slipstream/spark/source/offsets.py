@@ -3,8 +3,8 @@
 An offset is the sequence of the last message read, with the creation time of its stream: a stream that is deleted and
 recreated counts from 1 again, and its sequences must not be confused with the old ones. Where messages were lost and
 the user accepts that, the offset also counts the skipped sequences, so that Spark's progress reports show them. Spark
-stores where a batch ends, and asks anew where the first one of a query begins, also when it repeats that batch: so the
-end of the first batch says it.
+stores where a batch ends, and asks for the beginning of the first batch of a query again when it repeats that batch.
+The answer may have changed, so the end of the first batch contains its beginning.
 """
 
 from __future__ import annotations

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from slipstream import StreamConfig, connect_blocking
 from slipstream.cli.main import main
 from slipstream.errors import UsageError
 from slipstream.spark.pipelines import load, parse
+from slipstream.spark.pipelines.checks.ddl import ddl_columns
+from slipstream.spark.pipelines.checks.deep import deep_mistakes
 from slipstream.spark.pipelines.workbench.sample import Sample, infer, infer_avro, json_type, pipeline_text
 from tests.spark.pipelines.formats.test_protobuf import SET, order
 
@@ -152,6 +155,40 @@ def test_keys_that_a_bucket_does_not_take_are_encoded(names: tuple[str, ...], co
     messages = [json.dumps({"customer": names[n % 2], "amount": n}).encode() for n in range(20)]
     (output, _) = parse(pipeline_text("ORDERS", infer(messages))).outputs
     assert (output.key, output.key_codec) == (("customer",), codec)
+
+
+NAMES = [
+    *("select", "order id", "größe", "a.b", "tick`s", "quote'", 'quotes"', "back\\slash", "comment--", "/*", "tab\t"),
+    *("", "line\nbreak", "three'''quotes", "_subject", "_Sequence", "Same", "same", "1st", "x" * 200),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_columns_may_have_any_name(name: str, spark: SparkSession, tmp_path: Path) -> None:
+    """Also in structs. The file is read, and Spark takes what is in it."""
+    rows = [{name: f"k{n % 2}", "amount": n, "t": {"s": {name: n}, "u": 1}} for n in range(20)]
+    sample = infer([json.dumps(one).encode() for one in [*rows, {"amount": 1}]])
+    text = pipeline_text("größe", sample)
+    pipeline = parse(text, file=str(tmp_path / "p.toml"))
+    assert deep_mistakes(spark, pipeline) == []
+    kept = {} if name in ("", "_subject", "_Sequence") else {name: "STRING"}
+    columns = ddl_columns(pipeline.sources[0].schema)
+    assert columns == kept | {"amount": "BIGINT", "t": columns["t"]}
+    assert (f"# {name}: left out, since every source has a column of this name" in text) == name.startswith("_")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_column_with_any_name_is_a_key_or_no_output_has_it(name: str, spark: SparkSession, tmp_path: Path) -> None:
+    sample = infer([json.dumps({name: f"k{n % 2}", "amount": n / 3}).encode() for n in range(20)])
+    pipeline = parse(pipeline_text("S", sample), file=str(tmp_path / "p.toml"))
+    assert deep_mistakes(spark, pipeline) == []
+    keys = [one.key for one in pipeline.outputs if one.key]
+    assert keys == ([] if name in ("", "_subject", "_Sequence", "a.b", "tick`s") else [(name,)])
+
+
+def test_objects_without_columns_are_raw() -> None:
+    for data in (b"{}", b'{"": 1}', b'{"_subject": 1}'):
+        assert infer([data] * 3).format == "raw"
 
 
 def test_new_writes_a_file_that_is_valid(

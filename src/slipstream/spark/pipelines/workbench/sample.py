@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from slipstream.errors import UsageError
 from slipstream.kv.bucket import check_key
+from slipstream.spark.pipelines.checks.columns import STREAM_META
 from slipstream.spark.pipelines.checks.ddl import ddl_columns
 from slipstream.spark.pipelines.formats import avro, protobuf
 
@@ -48,6 +49,7 @@ class Sample(NamedTuple):
     fields: tuple[Field, ...]
     settings: tuple[str, ...] = ()  # lines of the source that say the columns of a binary format
     rejected: int = 0  # messages that are not records of the format
+    left_out: tuple[str, ...] = ()  # columns that a source has for itself
 
 
 def infer(messages: Sequence[bytes]) -> Sample:
@@ -57,10 +59,13 @@ def infer(messages: Sequence[bytes]) -> Sample:
         rows = [_json(text) for text in texts]
         objects = [row for row in rows if isinstance(row, dict)]
         if len(objects) >= 0.9 * len(rows):  # a few bad ones become dead letters
-            fields = tuple(_object_fields(objects))
-            return Sample("json", len(messages), fields, rejected=len(messages) - len(objects))
-        if found := _csv_fields(texts):
-            return Sample("csv", len(messages), found)
+            found = list(_object_fields(objects))
+            fields = tuple(one for one in found if one.name.lower() not in STREAM_META.values())
+            left_out = tuple(one.name for one in found if one not in fields)
+            if fields:
+                return Sample("json", len(messages), fields, (), len(messages) - len(objects), left_out)
+        elif columns := _csv_fields(texts):
+            return Sample("csv", len(messages), columns)
     return Sample("raw", len(messages), ())
 
 
@@ -68,8 +73,7 @@ def infer_avro(messages: Sequence[bytes], schema: str) -> Sample:
     """The columns of an Avro schema, and what they hold in messages; raises AvroError."""
     columns = avro.spark_schema(schema)
     text = schema.strip()
-    literal = f"'''\n{text}\n'''" if "'''" not in text else _string(text)
-    return _infer_binary("avro", messages, columns, avro.Decoder(schema).to_json, (f"schema = {literal}",))
+    return _infer_binary("avro", messages, columns, avro.Decoder(schema).to_json, (f"schema = {_text_block(text)}",))
 
 
 def infer_protobuf(messages: Sequence[bytes], descriptors: bytes, descriptor: str, message: str) -> Sample:
@@ -118,7 +122,7 @@ def _json(text: str) -> Any:
 def _object_fields(objects: Sequence[dict[str, Any]]) -> Iterator[Field]:
     names: dict[str, str] = {}  # Spark compares names without regard to case
     for one in objects:
-        for name in one:
+        for name in filter(None, one):  # for which SQL has no form
             names.setdefault(name.lower(), name)
     for name in names.values():
         values = [one[name] for one in objects if one.get(name) is not None]
@@ -215,7 +219,7 @@ def pipeline_text(stream: str, sample: Sample, servers: str = "") -> str:
 
 
 def _lines(stream: str, sample: Sample, servers: str) -> Iterator[str]:
-    view = re.sub(r"\W", "_", stream.lower())
+    view = _safe(stream.lower())
     view = view if view[:1].isalpha() else f"s_{view}"
     key = next((one for one in sample.fields if _is_key(one, sample.messages)), None)
     number = next((one for one in sample.fields if one.kind in ("BIGINT", "DOUBLE") and one is not key), None)
@@ -224,32 +228,35 @@ def _lines(stream: str, sample: Sample, servers: str) -> Iterator[str]:
     yield "[pipeline]"
     yield f'name = "{view}"'
     if sample.format != "raw":
-        yield f'dead_letter = "{stream}_DEAD"   # messages that cannot be decoded, with the reason'
+        yield f"dead_letter = {_string(f'{stream}_DEAD')}   # messages that cannot be decoded, with the reason"
     if servers:
         listed = ", ".join(_string(one.strip()) for one in servers.split(","))
         yield from ("", "[connection]", f"servers = [{listed}]")
-    yield from ("", f"[sources.{view}]", f'stream = "{stream}"')
+    yield from ("", f"[sources.{view}]", f"stream = {_string(stream)}")
     if sample.format == "raw":
         yield "# Neither JSON objects nor CSV: the columns are subject, sequence, timestamp, headers and data."
         yield 'format = "raw"'
     else:
         yield f'format = "{sample.format}"'
-        yield from sample.settings or _schema_lines(sample)
+        yield from sample.settings or (f"schema = {_text_block(_schema(sample))}",)
         if sample.rejected:
             what = "JSON objects" if sample.format == "json" else "records of this type"
             yield f"# {sample.rejected} of {sample.messages} messages of the sample are not {what}."
         for one in sample.fields:
             if one.present < 1:
-                yield f"# {one.name}: missing or null in {_percent(1 - one.present)} % of the sample"
+                yield f"# {_shown_name(one.name)}: missing or null in {_percent(1 - one.present)} % of the sample"
             if one.mixed:
-                yield f"# {one.name}: {one.mixed}"
+                yield f"# {_shown_name(one.name)}: {one.mixed}"
+        for name in sample.left_out:
+            yield f"# {name}: left out, since every source has a column of this name"
         time = next((one for one in sample.fields if one.kind == "TIMESTAMP"), None)
         if time is not None:
-            yield f'# watermark = {{ column = "{time.name}", delay = "10 minutes" }}   # for windows and joins'
+            yield f'# watermark = {{ column = {_string(time.name)}, delay = "10 minutes" }}   # for windows and joins'
     if key is not None:
         total = f", sum({_quoted(number.name)}) AS total" if number else ""
         yield from ("", "# One row per key, kept up to date in a bucket.", f"[steps.per_{_safe(key.name)}]")
-        yield f'sql = "SELECT {_quoted(key.name)}, count(*) AS messages{total} FROM {view} GROUP BY 1"'
+        sql = f"SELECT {_quoted(key.name)}, count(*) AS messages{total} FROM {view} GROUP BY 1"
+        yield f"sql = {_string(sql)}"
         yield from ("", f"[buckets.{view}_per_{_safe(key.name)}]", "", f"[outputs.per_{_safe(key.name)}]")
         yield from (f'from = "per_{_safe(key.name)}"', f'bucket = "{view}_per_{_safe(key.name)}"')
         yield f"key = {_string(key.name)}"
@@ -258,11 +265,18 @@ def _lines(stream: str, sample: Sample, servers: str) -> Iterator[str]:
     yield from ("", "# Every message, as Parquet files.", "[outputs.history]", f'from = "{view}"', 'path = "history"')
 
 
-def _schema_lines(sample: Sample) -> Iterator[str]:
-    yield "schema = '''"
-    for index, one in enumerate(sample.fields):
-        yield f"    {_quoted(one.name)} {one.kind}{',' if index < len(sample.fields) - 1 else ''}"
-    yield "'''"
+def _schema(sample: Sample) -> str:
+    return ",\n".join(f"    {_quoted(one.name)} {one.kind}" for one in sample.fields)
+
+
+def _text_block(text: str) -> str:
+    """A text as a literal string of TOML on lines of its own, or where it cannot be one, as a string in one line."""
+    is_literal = "'''" not in text and all(one.isprintable() or one in "\n\t" for one in text)
+    return f"'''\n{text}\n'''" if is_literal else _string(text)
+
+
+def _shown_name(name: str) -> str:
+    return name if name.isprintable() else _string(name)
 
 
 def _percent(part: float) -> str:
@@ -270,12 +284,14 @@ def _percent(part: float) -> str:
 
 
 def _is_key(field: Field, count: int) -> bool:
+    if "." in field.name or "`" in field.name:  # as a key these are a path
+        return False
     return field.kind in ("STRING", "BIGINT") and field.present == 1 and 1 < field.distinct <= max(2, _KEY_MAX * count)
 
 
 def _safe(name: str) -> str:
-    return re.sub(r"\W", "_", name)
+    return re.sub(r"\W", "_", name, flags=re.ASCII)
 
 
 def _string(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
