@@ -30,6 +30,10 @@ FRAMES = st.one_of(
             b"MSG a 3 b 1\r\nx\r\n",  # of another subscription
             b"HMSG a 2 b 12 13\r\nNATS/1.0\r\n\r\nx\r\n",
             b"HMSG a 2 c 12 13\r\nNATS/1.0\r\n\r\nx\r\n",
+            b"HMSG a 2 b 16 16\r\nNATS/1.0\r\nA:1\r\n\r\n\r\n",
+            b"HMSG ab 2 b.1 16 16\r\nNATS/1.0\r\nA:2\r\n\r\n\r\n",
+            b"HMSG a 2 x.y.1 16 17\r\nNATS/1.0\r\nA:2\r\n\r\nx\r\n",
+            b"HMSG a 2 x.y.10 16 17\r\nNATS/1.0\r\nA:3\r\n\r\ny\r\n",
             b"HMSG a 2 16 16\r\nNATS/1.0 100\r\n\r\n\r\n",
             b"MSG _INBOX.N.1 1 2\r\nhi\r\n",
             b"PING\r\n",
@@ -53,7 +57,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 
 @given(
-    st.lists(FRAMES, max_size=20),
+    st.lists(st.tuples(FRAMES, st.integers(1, 4)).map(lambda one: one[0] * one[1]), max_size=20),
     st.lists(st.integers(0, 10_000), max_size=5),
     st.booleans(),
     st.sampled_from(["", "b", "x."]),

@@ -51,9 +51,7 @@ class Mailbox:
         self.before: int = 0  # of these, those of earlier connections
         self.dropped: int = 0  # because too many were pending
         self.heard: float = 0.0  # when something arrived
-        self.sent_after: float = (
-            -math.inf
-        )  # a time before the pending messages were sent (packs excepted): see `Session.mark`
+        self.sent_after: float = -math.inf  # a time before the pending messages were sent: see `Session.mark`
         self.made_at: float = -math.inf  # by the clock of `sent_after`
         self.is_draining: bool = False  # the server was asked to send no more
         self.is_ended: bool = False

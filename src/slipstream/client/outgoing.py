@@ -21,6 +21,7 @@ KNOWN_SUBJECTS = 4096
 
 _KNOWN_SIZES: Final = 4096
 _LINES: Final[list[bytes]] = [b""] * _KNOWN_SIZES  # sizes of payloads as they end a line, once they were used
+_ENDS: Final[list[bytes]] = [b"%03d " % number for number in range(1000)]  # the last three digits of a token
 
 Draft = tuple[str, bytes, bytes]
 """A message to be sent with others: subject, payload, and a whole header block or an empty one."""
@@ -69,11 +70,18 @@ class Outgoing:
         self._has_headers = info.headers
         self._server = server
         self._prefixes: dict[object, bytes] = {}  # subjects checked lately -> the beginning of their PUB
+        self._last_subject: object = None  # published to last, and checked,
+        self._last_size: int = -1  # with so many bytes;
+        self._last_head = b""  # the first line of such a message, once there were two in a row
+        self._last_answer = b""  # an answer's payload,
+        self._last_rest = b" 0\r\n\r\n"  # and what follows the subject of one
         self._keep_bytes = keep_bytes
         self.kept: list[KeptFrame] = []
         self._kept_size = 0
         self._inbox = inbox
-        self._requests = 0  # so far: the last token of the inbox
+        self._requests: int = 0  # so far: the last token of the inbox
+        self._thousand: int = 0  # the reply subjects of so many requests,
+        self._thousand_name = b""  # begin so, without their last three digits
 
     # Messages
 
@@ -85,16 +93,26 @@ class Outgoing:
         if not isinstance(payload, bytes) or not self.is_open:
             return 0
         size = len(payload)
-        try:
-            prefix = self._prefixes.get(subject)
-        except TypeError:  # a list or a dict
+        if size > self.max_payload or size > BIG_PAYLOAD:
             return 0
-        if prefix is None or size > self.max_payload or size > BIG_PAYLOAD:
-            return 0
-        line = (_LINES[size] if size < _KNOWN_SIZES else b"") or _line(size)
-        self.frames += (prefix, line, payload, b"\r\n")
+        if subject is self._last_subject and size == self._last_size:
+            head = self._last_head
+            if not head:  # the second in a row
+                head = self._last_head = b"%b%d\r\n" % (self._prefixes[subject], size)
+            self.frames += (head, payload, b"\r\n")
+            self.size += len(head) + size + 2
+        else:
+            try:
+                prefix = self._prefixes.get(subject)
+            except TypeError:  # a list or a dict
+                return 0
+            if prefix is None:
+                return 0
+            self._last_subject, self._last_size, self._last_head = subject, size, b""
+            line = (_LINES[size] if size < _KNOWN_SIZES else b"") or _line(size)
+            self.frames += (prefix, line, payload, b"\r\n")
+            self.size += len(prefix) + len(line) + size + 2
         self.sent_msgs += 1
-        self.size += len(prefix) + len(line) + size + 2
         return self.size
 
     def publish(self, subject: object, payload: object, reply: object = "", header: bytes = b"") -> None:
@@ -135,14 +153,22 @@ class Outgoing:
             if header:
                 if not self._has_headers:
                     raise self._no_headers()
-                verb = b"H"
                 rest = b"%b%d %d %d\r\n%b" % (self.reply_prefix, count, len(header), len(header) + size, header)
-            else:
-                verb = b""
+                self.frames += (b"H", prefix, rest, payload, b"\r\n")
+                self.size += len(prefix) + len(rest) + size + 3
+            elif count < 1000:
                 rest = b"%b%d %d\r\n" % (self.reply_prefix, count, size)
+                self.frames += (prefix, rest, payload, b"\r\n")
+                self.size += len(prefix) + len(rest) + size + 2
+            else:  # without a piece that is made for this message
+                thousand = count // 1000
+                if thousand != self._thousand:
+                    self._thousand, self._thousand_name = thousand, b"%b%d" % (self.reply_prefix, thousand)
+                name = self._thousand_name
+                line = (_LINES[size] if size < _KNOWN_SIZES else b"") or _line(size)
+                self.frames += (prefix, name, _ENDS[count - thousand * 1000], line, payload, b"\r\n")
+                self.size += len(prefix) + len(name) + len(line) + size + 6
             self.sent_msgs += 1
-            self.frames += (verb, prefix, rest, payload, b"\r\n")
-            self.size += len(verb) + len(prefix) + len(rest) + size + 2
         self._requests = count
         return count
 
@@ -185,17 +211,22 @@ class Outgoing:
 
         Returns `size`.
         """
-        if not subject.isprintable() or " " in subject:  # a peer made it: it must not break out of its line
-            raise RemoteProtocolError(f"a reply subject must have no control characters, got {subject[:64]!r}")
         name = subject.encode()
-        size = len(payload)
-        line = (_LINES[size] if size < _KNOWN_SIZES else b"") or _line(size)
+        if name.split() != [name]:  # a peer made it: it must not break out of its line
+            raise RemoteProtocolError(
+                f"a reply subject must have no spaces or control characters, got {subject[:64]!r}"
+            )
+        if payload is not self._last_answer:  # nearly all are the same
+            size = len(payload)
+            line = (_LINES[size] if size < _KNOWN_SIZES else b"") or _line(size)
+            self._last_answer, self._last_rest = payload, b" %b%b\r\n" % (line, payload)
+        rest = self._last_rest
         if not self.is_open:
-            self._keep(b"PUB %b %b%b\r\n" % (name, line, payload), size)
+            self._keep(b"PUB %b%b" % (name, rest), len(payload))
             return self.size
         self.sent_msgs += 1
-        self.frames += (b"PUB ", name, b" ", line, payload, b"\r\n")
-        self.size += len(name) + len(line) + size + 7
+        self.frames += (b"PUB ", name, rest)
+        self.size += len(name) + len(rest) + 4
         return self.size
 
     def _head(self, prefix: bytes, size: int, reply: object, header: bytes) -> bytes:
@@ -221,6 +252,7 @@ class Outgoing:
         check_names("a subject", name, reserved=len(self.reply_prefix) + 10)  # for the reply subject of a request
         if len(self._prefixes) >= KNOWN_SUBJECTS:
             self._prefixes.clear()
+            self._last_subject, self._last_size = None, -1
         self._prefixes[name] = prefix
         return prefix
 

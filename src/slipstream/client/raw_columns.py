@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import repeat
 from typing import NamedTuple
 
 from slipstream.wire import Msg
-from slipstream.wire.frame_runs import scan_run
+from slipstream.wire.frame_runs import run_pattern, scan_run
 
 _RUN_LENGTH = 32  # frames of one size that are worth an expression of their own
 _MOST_RUNS = 8  # such expressions: where sizes change all the time they cost more than they save
-_RUN = rb"MSG (\S+) %b (%b\S+) %d\r\n(.{%d})\r\n"
+_RUN = rb"MSG (\S+) %b(%b\S+) %d\r\n%b\r\n"
+_RUN_WITH_HEADERS = rb"HMSG (\S+) %b(%b\S+) %d %d\r\n%b%b\r\n"
 _FRAME = rb"(H?)MSG (\S+) %b (%b\S+) (?:(\d{1,9}) )?(\d{1,9})\r\n"
 
 
 class Packed(NamedTuple):
-    """Messages in columns of equal length; `headers` is empty if none of them has any."""
+    """Messages in columns of equal length, one at least; `headers` is empty if none of them has any.
+
+    `replies` are without the `prefix` that all of them have.
+    """
 
     sid: bytes
     subjects: list[bytes]
@@ -29,15 +34,29 @@ class Packed(NamedTuple):
     headers: list[bytes]
     payloads: list[bytes]
     size: int  # of all headers and payloads
+    prefix: bytes = b""
+
+    def names(self) -> list[str]:
+        """The subject of each."""
+        return _split(b"\n".join(self.subjects))
 
     def messages(self) -> list[Msg]:
         """The messages one by one."""
-        headers = self.headers or [b""] * len(self.subjects)
-        rows = zip(self.subjects, self.replies, headers, self.payloads, strict=True)
-        return [
-            Msg(subject.decode(errors="replace"), self.sid, reply.decode(errors="replace"), header, payload)
-            for subject, reply, header, payload in rows
-        ]
+        replies = _split(self.prefix + (b"\n" + self.prefix).join(self.replies))
+        return list(map(Msg, self.names(), repeat(self.sid), replies, self.headers or repeat(b""), self.payloads))
+
+
+def _split(lines: bytes) -> list[str]:
+    """All names are decoded in one step: none of them has a line feed."""
+    return lines.decode(errors="replace").split("\n")
+
+
+def _shared_start(one: bytes, other: bytes) -> bytes:
+    """What both begin with."""
+    at = 0
+    while at < len(one) and at < len(other) and one[at] == other[at]:
+        at += 1
+    return one[:at]
 
 
 class Packer:
@@ -45,30 +64,33 @@ class Packer:
 
     def __init__(self, sid: bytes, reply_prefix: str, hand_over: Callable[[Packed], None]) -> None:
         self._sid = sid
-        self._known = re.escape(sid), re.escape(reply_prefix.encode())
-        self._match = re.compile(_FRAME % self._known).match
+        self._reply_prefix = reply_prefix.encode()
+        self._match = re.compile(_FRAME % (re.escape(sid), re.escape(self._reply_prefix))).match
         self._hand_over = hand_over
-        self._run: re.Pattern[bytes] | None = None  # for frames like the last ones
+        self._run: re.Pattern[bytes] | None = None  # for frames like the last ones,
+        self._run_prefix = b""  # whose replies begin so,
+        self._run_header: bytes | None = b""  # and whose headers are this (None: of one size)
+        self._run_size = 0  # of header and payload
         self._runs = 0
 
     def scan(self, data: bytes, pos: int) -> tuple[int, int]:
         """Take the whole frames at `pos`; returns where they end, and their number."""
-        pack = Packed(self._sid, [], [], [], [], 0)
+        count = 0
         if self._run is not None:
-            pos = self._scan_run(data, pos, self._run, pack)
-        in_runs = len(pack.subjects)
-        begun, pos = pos, self._scan_each(data, pos, pack)
-        if pack.subjects:
+            pos, count = self._scan_run(data, pos, self._run)
+        pack = Packed(self._sid, [], [], [], [], 0)
+        pos = self._scan_each(data, pos, pack)
+        if number := len(pack.subjects):
             size = sum(map(len, pack.headers)) + sum(map(len, pack.payloads))
             headers = pack.headers if any(pack.headers) else []
             self._hand_over(pack._replace(headers=headers, size=size))
-        if pos > begun and len(pack.subjects) - in_runs >= _RUN_LENGTH:
-            self._look_for_run(pack, len(pack.subjects) - in_runs)
-        return pos, len(pack.subjects)
+            if number >= _RUN_LENGTH:
+                self._look_for_run(pack)
+        return pos, count + number
 
     def _scan_each(self, data: bytes, pos: int, pack: Packed) -> int:
         match, size = self._match, len(data)
-        _, subjects, replies, headers, payloads, _ = pack
+        _, subjects, replies, headers, payloads, _, _ = pack
         while (found := match(data, pos)) is not None:
             mark, subject, reply, head, number = found.groups()
             begin = found.end()
@@ -89,22 +111,37 @@ class Packer:
             pos = end + 2
         return pos
 
-    def _look_for_run(self, pack: Packed, count: int) -> None:
-        """Messages of one size and without headers, in a row, are taken together by an expression for that size."""
-        sizes = {len(payload) for payload in pack.payloads[-count:]}
-        if len(sizes) == 1 and not any(pack.headers[-count:]) and self._runs < _MOST_RUNS:
-            self._runs += 1
-            size = sizes.pop()
-            self._run = re.compile(_RUN % (*self._known, size, size), re.DOTALL)
+    def _look_for_run(self, pack: Packed) -> None:
+        """Messages in a row whose headers and payloads have one size are taken together by an expression for those."""
+        heads = set(pack.headers)
+        head, size = len(pack.headers[0]), len(pack.payloads[0])
+        is_alike = {len(header) for header in heads} == {head} and {len(payload) for payload in pack.payloads} == {size}
+        if not is_alike or self._runs >= _MOST_RUNS:
+            return
+        self._runs += 1
+        self._run_size = head + size
+        self._run_header = (
+            heads.pop() if len(heads) == 1 else None
+        )  # of a headers-only consumer they often are the same
+        shared = _shared_start(min(pack.replies), max(pack.replies))
+        prefix = self._run_prefix = shared[: shared.rfind(b".") + 1]
+        known = re.escape(self._sid) + b" " + re.escape(prefix), re.escape(self._reply_prefix[len(prefix) :])
+        payload = b"(.{%d})" % size if size else b""
+        if head:
+            header = b"(.{%d})" % head if self._run_header is None else re.escape(self._run_header)
+            self._run = run_pattern(_RUN_WITH_HEADERS % (*known, head, head + size, header, payload))
+        else:
+            self._run = run_pattern(_RUN % (*known, size, payload))
 
-    def _scan_run(self, data: bytes, pos: int, run: re.Pattern[bytes], pack: Packed) -> int:
+    def _scan_run(self, data: bytes, pos: int, run: re.Pattern[bytes]) -> tuple[int, int]:
         """Take the run of frames at `pos`. A match is as long as its frame: no payload is taken for one."""
         frames = scan_run(run, data, pos)
         if frames is None:
-            return pos
-        subjects, replies, payloads = frames.columns
-        pack.subjects.extend(subjects)
-        pack.replies.extend(replies)
-        pack.payloads.extend(payloads)
-        pack.headers.extend([b""] * frames.length)
-        return frames.end
+            return pos, 0
+        subjects, replies, *parts = frames.columns
+        length, header = frames.length, self._run_header
+        headers = parts.pop(0) if header is None else [header] * length if header else []
+        payloads = parts.pop(0) if parts else [b""] * length
+        size = length * self._run_size
+        self._hand_over(Packed(self._sid, subjects, replies, headers, payloads, size, self._run_prefix))
+        return frames.end, length

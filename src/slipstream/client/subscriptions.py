@@ -118,6 +118,8 @@ class Subscriptions:
 
     def _deliver_packed(self, box: Mailbox, packed: Packed) -> None:
         box.heard = self.now
+        if not box.items:  # a PONG in the same chunk is behind it: readers of packs begin at the front
+            box.sent_after = self.sent_after
         if box.add_packed(packed):
             self._remove(box)
 

@@ -174,7 +174,7 @@ def mark_of(header: bytes) -> Mark:
 
 def marks_of(headers: list[bytes]) -> list[tuple[int, Mark]]:
     """The marks among header blocks, each with its index. One search over all of them finds that there is none."""
-    if not has_mark(b"".join(headers)):
+    if not headers or not has_mark(b"".join(set(headers))):  # of a headers-only consumer many are the same
         return []
     return [(at, mark_of(header)) for at, header in enumerate(headers) if has_mark(header)]
 
@@ -192,7 +192,7 @@ def expiry_of(header: bytes, created: int) -> int:
 
 def expiries_of(headers: list[bytes], created: list[int]) -> list[tuple[int, int]]:
     """The ends of TTLs among header blocks, each with its index."""
-    if _TTL not in b"".join(headers):
+    if not headers or _TTL not in b"".join(set(headers)):
         return []
     ends = ((at, expiry_of(header, created[at])) for at, header in enumerate(headers))
     return [(at, expires) for at, expires in ends if expires]

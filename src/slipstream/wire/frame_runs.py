@@ -1,6 +1,6 @@
 """The scanner of runs: frames of one form in a row, read out of received bytes by one regular expression.
 
-Streams mostly hold messages of one size. An expression made for that size finds each of them in one step of `re`, with
+Streams mostly hold messages of one size. An expression made for that size finds all of them in one step of `re`, with
 no Python in between, and its groups are the columns of the run. Each match begins where the one before ended, so a
 payload that imitates a frame is never taken for one, as long as the expression says how long the payload is.
 
@@ -11,16 +11,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class FrameRun(NamedTuple):
-    """Frames in a row: the groups of the expression as columns of `length` values, and where the frames lie."""
+    """Frames in a row: the groups of the expression as columns of `length` values, and where the last frame ends."""
 
-    columns: list[tuple[bytes, ...]]
+    columns: list[list[bytes]]
     length: int
-    last: int  # where the last frame begins
-    end: int  # behind the last frame
+    end: int
+
+
+def run_pattern(frame: bytes) -> re.Pattern[bytes]:
+    """The expression for `scan_run`: a frame, or else all the rest, so that no search goes past what is no frame."""
+    return re.compile(frame + rb"|(.+)", re.DOTALL)
 
 
 def matches_in_row(pattern: re.Pattern[bytes], data: bytes, pos: int) -> Iterator[re.Match[bytes]]:
@@ -30,9 +34,17 @@ def matches_in_row(pattern: re.Pattern[bytes], data: bytes, pos: int) -> Iterato
 
 
 def scan_run(pattern: re.Pattern[bytes], data: bytes, pos: int) -> FrameRun | None:
-    """All frames of the pattern that follow each other from `pos` on; None if there is none."""
-    found: re.Match[bytes] | None = None
-    rows = [(found := match).groups() for match in matches_in_row(pattern, data, pos)]
-    if found is None:
+    """All frames of a `run_pattern` that follow each other from `pos` on; None if there is none.
+
+    `split` makes one flat list of all groups, where matches or rows would be two more objects for each frame.
+    """
+    # The groups of each match, the rest as the last of them, between the (empty) pieces of bytes that do not match.
+    parts: list[Any] = pattern.split(memoryview(data)[pos:] if pos else data)
+    step = pattern.groups + 1
+    length, end = len(parts) // step, len(data)
+    rest: bytes | None = parts[-2] if length else None
+    if rest is not None:
+        length, end = length - 1, end - len(rest)
+    if not length:
         return None
-    return FrameRun(list(zip(*rows, strict=True)), len(rows), found.start(), found.end())
+    return FrameRun([parts[at : length * step : step] for at in range(1, step - 1)], length, end)

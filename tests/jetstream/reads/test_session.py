@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from slipstream import BucketConfig, connect, connect_blocking
 from slipstream.errors import KeyNotFoundError, MessageNotFoundError, StaleReadError, UsageError
-from slipstream.jetstream.reads.session import SessionState
+from slipstream.jetstream.reads import session as sessions
+from slipstream.jetstream.reads.session import HandleState, SessionState
 from tests.conformance.test_streams import config
 
 
@@ -56,6 +57,33 @@ def note_many(state: SessionState, worker: int) -> int:
         state.note("S", seq)
         assert state.seen("S") >= seq
     return state.seen("S")
+
+
+@given(st.lists(st.lists(st.sampled_from("abcdefgh"), max_size=6), max_size=8), st.integers(0, 9))
+def test_a_handle_remembers_messages_of_a_run_as_one_by_one(chunks: list[list[str]], repeated: int) -> None:
+    """New subjects, known ones, several messages of one, runs that were read before, and the least recent forgotten."""
+    state, model, evicted, seq = HandleState(), dict[str, int](), 0, 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sessions, "MOST_KEYS", 5)
+        runs = []
+        for chunk in chunks:
+            runs.append((chunk, list(range(seq + 1, seq + 1 + len(chunk)))))
+            seq += len(chunk)
+        for names, seqs in [*runs, *runs[repeated:]]:
+            state.note_many("S", names, seqs)
+            for name, number in zip(names, seqs, strict=True):
+                if model.get(name, 0) < number:
+                    model.pop(name, None)
+                    model[name] = number
+            while len(model) > 5:
+                evicted = max(evicted, model.pop(next(iter(model))))
+            assert state.held("S") == list(model)
+            assert state.held("S", besides={"a", "x"}) == [name for name in model if name != "a"]
+            for name in "abcdefgh":
+                assert (state.known("S", name), state.wanted("S", name)) == (
+                    model.get(name),
+                    model.get(name, evicted),
+                )
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=20), st.tuples(st.integers(1, 2**63), st.integers(1, 2**62))))

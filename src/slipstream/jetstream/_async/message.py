@@ -19,8 +19,14 @@ class JsMessage(BaseJsMessage[Client]):
 
     async def ack(self) -> None:
         """Acknowledge it. Sent at once, not waited for: a message whose ack is lost is redelivered."""
-        if not self.is_settled and self._settle(ACK):
-            await self._client.ready()
+        if not self.is_settled:  # `_settle`, without a call
+            reply = self._msg.reply
+            if reply[:8] != "$JS.ACK.":
+                split_reply(reply)
+            is_full = self._client.answer(reply, ACK)
+            self.is_settled = True
+            if is_full:
+                await self._client.ready()
 
     async def ack_sync(self, *, timeout: Duration = 5.0) -> None:
         """Acknowledge it, and return when the server has confirmed that."""
@@ -50,14 +56,13 @@ class JsMessage(BaseJsMessage[Client]):
             split_reply(self.reply)
             self._client.answer(self.reply, IN_PROGRESS)
 
-    def _settle(self, body: bytes) -> bool:
-        """Send a terminal ack; whether the client is full. An error leaves the message unsettled."""
+    def _settle(self, body: bytes) -> None:
+        """Send a terminal ack. An error leaves the message unsettled."""
         reply = self._msg.reply
         if reply[:8] != "$JS.ACK.":
             split_reply(reply)  # raises, and says what is wrong with it
-        is_full = self._client.answer(reply, body)
+        self._client.answer(reply, body)
         self.is_settled = True
-        return is_full
 
 
 Callback = Callable[[JsMessage], object]

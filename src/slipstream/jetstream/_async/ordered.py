@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from itertools import repeat
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -248,7 +249,7 @@ class OrderedConsumer(Openable):
         if not run:
             return None
         client, codec = self._client, self._context.codec
-        chunk = [JsMessage(msg, client, True, codec) for msg in run.each()]
+        chunk = list(map(JsMessage, run.each(), repeat(client), repeat(True), repeat(codec)))
         self._context.note_messages(self.stream, chunk)
         return chunk
 

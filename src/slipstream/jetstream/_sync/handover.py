@@ -18,6 +18,7 @@ import logging
 import math
 from collections import deque
 from contextlib import suppress
+from itertools import repeat
 from typing import NamedTuple
 
 from slipstream.client._sync.client import Subscription
@@ -61,7 +62,7 @@ class Handover:
         """The messages as the program gets them."""
         consumer, is_settled = self._consumer, not self._consumer.wants_acks
         codec = consumer.context.codec
-        messages = [JsMessage(msg, consumer.client, is_settled, codec) for msg in msgs]
+        messages = list(map(JsMessage, msgs, repeat(consumer.client), repeat(is_settled), repeat(codec)))
         consumer.context.note_messages(consumer.stream, messages)
         self.stats.messages += len(messages)
         return messages

@@ -20,8 +20,14 @@ class JsMessage(BaseJsMessage[Client]):
 
     def ack(self) -> None:
         """Acknowledge it. Sent at once, not waited for: a message whose ack is lost is redelivered."""
-        if not self.is_settled and self._settle(ACK):
-            self._client.ready()
+        if not self.is_settled:  # `_settle`, without a call
+            reply = self._msg.reply
+            if reply[:8] != "$JS.ACK.":
+                split_reply(reply)
+            is_full = self._client.answer(reply, ACK)
+            self.is_settled = True
+            if is_full:
+                self._client.ready()
 
     def ack_sync(self, *, timeout: Duration = 5.0) -> None:
         """Acknowledge it, and return when the server has confirmed that."""
@@ -51,14 +57,13 @@ class JsMessage(BaseJsMessage[Client]):
             split_reply(self.reply)
             self._client.answer(self.reply, IN_PROGRESS)
 
-    def _settle(self, body: bytes) -> bool:
-        """Send a terminal ack; whether the client is full. An error leaves the message unsettled."""
+    def _settle(self, body: bytes) -> None:
+        """Send a terminal ack. An error leaves the message unsettled."""
         reply = self._msg.reply
         if reply[:8] != "$JS.ACK.":
             split_reply(reply)  # raises, and says what is wrong with it
-        is_full = self._client.answer(reply, body)
+        self._client.answer(reply, body)
         self.is_settled = True
-        return is_full
 
 
 Callback = Callable[[JsMessage], object]

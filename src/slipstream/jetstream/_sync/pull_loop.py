@@ -35,7 +35,7 @@ from slipstream.errors import (
 from slipstream.jetstream._sync.consumer_handle import ConsumerHandle
 from slipstream.jetstream._sync.handover import Handover
 from slipstream.jetstream._sync.message import JsMessage
-from slipstream.jetstream.consume.ack_subject import num_delivered
+from slipstream.jetstream.consume.ack_subject import ACK_PREFIX, num_delivered
 from slipstream.jetstream.consume.inbox import MAX_BYTES, MAX_MSGS, retry_pause
 from slipstream.jetstream.consume.prefetch import Pace, PullStats
 from slipstream.jetstream.consume.pull import PullFlow
@@ -54,8 +54,9 @@ T = TypeVar("T")
 class PullLoop:
     """Pull requests in flight for one reader, and what they bring.
 
-    Messages that arrived are in one of three places: in the inbox, in `_left` (taken from it, and not yet by the
-    program), or with the program. `_sent_after` is a time since which the `ack_wait` of those in `_left` runs at most.
+    Messages that arrived are in one of three places: in the inbox, in `waiting` (taken from it, and not yet by the
+    program), or with the program. `_sent_after` is a time since which the `ack_wait` of those in `waiting` runs at
+    most.
     """
 
     def __init__(self, consumer: ConsumerHandle, handover: Handover, flow: PullFlow) -> None:
@@ -72,9 +73,9 @@ class PullLoop:
         self._pace = Pace(self._rules.ack_wait, first=flow.first_window)
         self._taken = 0  # messages that the program got by the last read,
         self._taken_at = 0.0  # and when
-        self._left: list[JsMessage] = []  # in reverse
+        self.waiting: list[JsMessage] = []  # in reverse
         self._sent_after = 0.0
-        self._next_until = 0.0  # they can be taken as they are
+        self.waiting_until: float = 0.0  # they can be taken as they are
         self._turn_until = 0.0  # the event loop gets its turn then, at the latest
         self.client: Client = consumer.client
         self.name: str = consumer.name
@@ -178,11 +179,11 @@ class PullLoop:
         while True:
             if (message := self.take_waiting()) is not None:
                 return message
-            if self._left:
+            if self.waiting:
                 if uptime() >= self._turn_until:
                     self._give_turn()
                 if self._renew_left():
-                    return self._left.pop()
+                    return self.waiting.pop()
             else:
                 messages = self.read_unless_idle(idle_timeout)
                 if messages is None:
@@ -190,14 +191,14 @@ class PullLoop:
                 if self._is_closed:  # meanwhile
                     self._handover.take_back(messages, self._sent_after)
                     return None
-                self._left = messages[::-1]
+                self.waiting = messages[::-1]
                 self._set_next_until()
 
     def take_waiting(self) -> JsMessage | None:
         """The next message, if one waits; the fast part of `next`."""
-        left = self._left
+        waiting = self.waiting
         try:
-            return left.pop() if left and uptime() < self._next_until else None
+            return waiting.pop() if waiting and uptime() < self.waiting_until else None
         except IndexError:  # another thread was faster
             return None
 
@@ -209,7 +210,7 @@ class PullLoop:
     def renew_waiting(self) -> None:
         """Renew what waits for the program, also in the inbox, if it is due: for readers that take none for long."""
         with suppress(ConnectionLostError):  # it is renewed, or dropped, with the next connection
-            if self._left:
+            if self.waiting:
                 self._renew_left()
             else:
                 self._renew_inbox()
@@ -219,18 +220,18 @@ class PullLoop:
         """Renew what waits for the program, also in the inbox, if it is due; returns what is left, in reverse."""
         rules, handover = self._consumer.ack_rules, self._handover
         if not rules.is_fresh(uptime() - self._sent_after, self._handover.round_trip):
-            msgs, self._sent_after = handover.renew([message.raw for message in self._left], self._sent_after)
-            if len(msgs) != len(self._left):
-                self.stats.messages -= len(self._left) - len(msgs)
+            msgs, self._sent_after = handover.renew([message.raw for message in self.waiting], self._sent_after)
+            if len(msgs) != len(self.waiting):
+                self.stats.messages -= len(self.waiting) - len(msgs)
                 alive = {msg.reply for msg in msgs}
-                self._left = [message for message in self._left if message.reply in alive]
+                self.waiting = [message for message in self.waiting if message.reply in alive]
             self._renew_inbox()
         self._set_next_until()
-        return self._left
+        return self.waiting
 
     def _set_next_until(self) -> None:
         fresh_until = self._sent_after + self._consumer.ack_rules.fresh_for(self._handover.round_trip)
-        self._next_until = min(fresh_until, self._turn_until)
+        self.waiting_until = min(fresh_until, self._turn_until)
 
     def _renew_inbox(self) -> None:
         """Take what waits in the inbox, so that it is renewed with the others."""
@@ -248,8 +249,8 @@ class PullLoop:
             if self._subscription is None:  # closed meanwhile
                 self._handover.keep(msgs, sent_after)
                 return
-            self._sent_after = min(self._sent_after, sent_after) if self._left else sent_after
-            self._left = self._handover.hand_over(msgs)[::-1] + self._left
+            self._sent_after = min(self._sent_after, sent_after) if self.waiting else sent_after
+            self.waiting = self._handover.hand_over(msgs)[::-1] + self.waiting
             self._taken += len(msgs)
 
     def stop(self) -> None:
@@ -265,7 +266,7 @@ class PullLoop:
     def close(self) -> None:
         """End it. The messages that its reader did not take, and those that still arrive, are for the next call."""
         self._is_closed = True
-        left, self._left = self._left, []
+        left, self.waiting = self.waiting, []
         self._handover.take_back(left[::-1], self._sent_after)
         subscription, self._subscription = self._subscription, None
         self.is_stopped = True
@@ -315,6 +316,7 @@ class PullLoop:
             self._subscription = client.subscribe(
                 f"{self._inbox}.*", max_pending_msgs=MAX_MSGS, max_pending_bytes=MAX_BYTES
             )
+            self._subscription.pack(ACK_PREFIX)
             if self.is_stopped:  # by another thread, which found no subscription to end
                 self._subscription.drain_soon()
         if not client.is_connected:  # sent with the next connection; buffered it would be void by then
@@ -426,8 +428,11 @@ class Messages(MessageLists):
 
     def __next__(self) -> JsMessage:  # type: ignore[override]  # the same messages, one by one
         loop = self._loop
-        if loop is not None and (message := loop.take_waiting()) is not None:
-            return message
+        if loop is not None and loop.waiting and uptime() < loop.waiting_until:  # `take_waiting`, without a call
+            try:
+                return loop.waiting.pop()
+            except IndexError:  # another thread was faster
+                pass
         loop = self._begin_read()
         try:
             message = loop.next(self._idle_timeout)

@@ -371,7 +371,11 @@ class PullFlow:
             return
         self._pending = max(0, self._pending - len(msgs))
         self._has_more = num_pending(msgs[-1]) > 0
-        size = sum([len(msg.subject) + len(msg.reply) + len(msg.header) + len(msg.payload) for msg in msgs])
+        size = sum([len(msg.header) + len(msg.payload) for msg in msgs])
+        if self._max_bytes:
+            size += sum([len(msg.subject) + len(msg.reply) for msg in msgs])
+        else:  # then a mean is good enough
+            size += len(msgs) * (len(msgs[-1].subject) + len(msgs[-1].reply))
         mean = size / len(msgs)
         self._size = mean if mean >= self._size else (self._size + mean) / 2  # larger is believed at once
         if self._max_bytes:

@@ -1,7 +1,8 @@
 """The ack windows of publishers: how many publishes are in flight, were acknowledged or failed.
 
 One object for all publishes of a publisher, and one that finds the acks of all publishers of a client (`PublishAcks`):
-an ack costs a match in the received bytes and two dictionary look-ups, no message, no future and no task. A message
+an ack costs a match in the received bytes and two dictionary look-ups, no message, no future and no task. Acks of one
+stream arrive in a row, in which only tokens and sequences differ: they are taken together by one expression. A message
 whose own ack matters has a `PendingAck`. Messages that no stream took (503, as while its leader changes) can be resent,
 and those with a message id whose connection was lost, if `publish.repeats` allows it.
 Invariant: every publish is answered once, in `failures`, in its `PendingAck`, or in the counts.
@@ -11,9 +12,11 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Final
 
+import msgspec
 from msgspec.structs import replace
 
 from slipstream.api import PubAck
@@ -22,7 +25,7 @@ from slipstream.errors import ConnectionClosedError, ConnectionLostError, Error,
 from slipstream.jetstream.publish.sent import FailedPublish, Sent
 from slipstream.jetstream.requests import decode_publish
 from slipstream.wire import Msg
-from slipstream.wire.frame_runs import matches_in_row
+from slipstream.wire.frame_runs import matches_in_row, run_pattern, scan_run
 
 # Behind the prefix of reply subjects: token, size, stream, domain, sequence, whether it is a duplicate. Of the inbox
 # only: a subscription of the user's to `>` gets a copy of each ack, which is a message of that subscription.
@@ -30,6 +33,9 @@ _ACK: Final = (
     rb"(\d{1,18}) " + INBOX_SID + rb' (\d{1,9})\r\n\{"stream":"([ !#-\[\]-~]+)",'
     rb'(?: ?"domain":"([ !#-\[\]-~]*)",)? ?"seq":(\d{1,20})(,"duplicate": ?true)?\}\r\n'
 )
+
+_RUN_LENGTH = 32  # acks in a row that are worth an expression of their own
+_decode_tokens = msgspec.json.Decoder(list[int]).decode
 
 
 def ack_pattern(prefix: bytes) -> re.Pattern[bytes]:
@@ -47,6 +53,7 @@ class AckWindow:
     was lost, for the reason `lost_error`."""
 
     __slots__ = (
+        "_has_pending",
         "_last",
         "_note",
         "_waiting",
@@ -72,6 +79,7 @@ class AckWindow:
         self.in_doubt: deque[Sent] = deque()
         self.lost_error: Error | None = None
         self._waiting: dict[int, Sent] = {}
+        self._has_pending = False  # a message whose own ack matters was sent
 
     @property
     def last_ack(self) -> PubAck | None:
@@ -99,6 +107,8 @@ class AckWindow:
 
     def sending(self, token: int, sent: Sent) -> None:
         """Register a publish that is sent, perhaps again."""
+        if sent.pending is not None:
+            self._has_pending = True
         self._waiting[token] = sent
 
     def acknowledge(self, token: int, stream: bytes, domain: bytes | None, seq: bytes, duplicate: bytes | None) -> None:
@@ -113,6 +123,23 @@ class AckWindow:
             self._last = stream, domain, seq, duplicate
         else:
             self._stored(sent, _ack_of(stream, domain, seq, duplicate))
+
+    def acknowledge_run(
+        self, tokens: Sequence[int], stream: bytes, domain: bytes | None, seqs: Sequence[bytes]
+    ) -> None:
+        """As `acknowledge` for each, none of them a duplicate."""
+        if self._note is not None or self._has_pending:
+            for token, seq in zip(tokens, seqs, strict=True):
+                self.acknowledge(token, stream, domain, seq, None)
+            return
+        found = list(map(self._waiting.pop, tokens, repeat(None)))
+        count = 0
+        for sent in found:
+            if sent is not None:
+                count += 1
+        self.acked += count
+        if found[-1] is not None:
+            self._last = stream, domain, seqs[-1], None
 
     def deliver(self, token: int, msg: Msg) -> None:
         """Take an answer that is no ordinary ack."""
@@ -201,6 +228,9 @@ class PublishAcks:
         self.token: str = ""
         self._windows: dict[int, AckWindow] = {}  # by the tokens of the publishes that have no answer
         self._ack = re.compile(b"$.")  # nothing, before `attach`
+        self._prefix = b""
+        self._run: re.Pattern[bytes] | None = None  # for acks like the last one,
+        self._run_stream: tuple[bytes, bytes | None] = b"", None  # of this stream and domain
 
     @property
     def in_flight(self) -> int:
@@ -223,6 +253,7 @@ class PublishAcks:
     def attach(self, prefix: bytes) -> None:
         """Every ack is a MSG frame that begins with `prefix`; the token follows it."""
         self._ack = ack_pattern(prefix)
+        self._prefix = prefix
 
     def awaits(self, token: int) -> bool:
         """Whether a publish has no answer yet."""
@@ -230,7 +261,11 @@ class PublishAcks:
 
     def scan(self, data: bytes, pos: int) -> tuple[int, int]:
         """Take the acks at `pos`; returns where they end and how many they were."""
+        in_run = 0
+        if self._run is not None:
+            pos, in_run = self._scan_run(data, pos, self._run)
         windows, count = self._windows, 0
+        last: re.Match[bytes] | None = None
         for found in matches_in_row(self._ack, data, pos):
             number, size, stream, domain, seq, duplicate = found.groups()
             token = int(number)
@@ -240,8 +275,47 @@ class PublishAcks:
             windows.pop(token, None)
             window.acknowledge(token, stream, domain, seq, duplicate)
             pos = found.end()
+            last = found
             count += 1
-        return pos, count
+        if count >= _RUN_LENGTH and last is not None:
+            self._make_run(data, last)
+        return pos, in_run + count
+
+    def _make_run(self, data: bytes, found: re.Match[bytes]) -> None:
+        """The next acks will be like this one, of a sequence with as many digits. (`re` keeps expressions.)"""
+        _, size, stream, domain, seq, duplicate = found.groups()
+        if duplicate is not None:
+            return
+        before, behind = data[found.end(2) : found.start(5)], data[found.end(5) : found.end()]
+        head = rb"%b(\d{1,18}) %b %b%b" % (re.escape(self._prefix), INBOX_SID, size, re.escape(before))
+        self._run = run_pattern(rb"%b(\d{%d})%b" % (head, len(seq), re.escape(behind)))
+        self._run_stream = stream, domain
+
+    def _scan_run(self, data: bytes, pos: int, run: re.Pattern[bytes]) -> tuple[int, int]:
+        """Take the acks at `pos` that are like those before; an expression with their size takes no other payload."""
+        frames = scan_run(run, data, pos)
+        if frames is None:
+            return pos, 0
+        numbers, seqs = frames.columns
+        try:
+            tokens = _decode_tokens(b"[%b]" % b",".join(numbers))
+        except msgspec.MsgspecError:  # a token that begins with 0
+            return pos, 0
+        windows = self._windows
+        owners = set(map(windows.get, tokens))
+        if None in owners:  # one of a block: one by one, up to that
+            return pos, 0
+        stream, domain = self._run_stream
+        window = owners.pop()
+        if window is not None and not owners:
+            deque(map(windows.pop, tokens, repeat(None)), maxlen=0)
+            window.acknowledge_run(tokens, stream, domain, seqs)
+        else:
+            for token, seq in zip(tokens, seqs, strict=True):
+                owner = windows.pop(token, None)
+                if owner is not None:
+                    owner.acknowledge(token, stream, domain, seq, None)
+        return frames.end, frames.length
 
     def deliver(self, msg: Msg) -> bool:
         """Take an answer that came as a message. It is never the last: a peer may send to the token of this sink."""

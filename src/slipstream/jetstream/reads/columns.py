@@ -23,7 +23,7 @@ from slipstream.api.times import parse_time
 from slipstream.errors import Error, MessageNotFoundError, RemoteProtocolError
 from slipstream.jetstream.reads.direct_get import BATCH_HEADERS, SERVER_HEADERS, EndOfBatch, StoredMessage, decode
 from slipstream.wire import Msg
-from slipstream.wire.frame_runs import scan_run
+from slipstream.wire.frame_runs import run_pattern, scan_run
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -234,7 +234,7 @@ class ColumnPage:
         payload = (b"(.{%d})" if Part.DATA in parts else b".{%d}") % length
         signature = SERVER_HEADERS % (re.escape(self._stream), subject, rb"([^\r]*)", time)
         head, tail = _RUN_HEAD % (re.escape(self._prefix), own), _RUN_TAIL % payload
-        self._run = re.compile(head + signature + tail, re.DOTALL)
+        self._run = run_pattern(head + signature + tail)
 
     def _scan_run(self, data: bytes, pos: int, run: re.Pattern[bytes]) -> tuple[int, int]:
         """Take the frames at `pos` that are like those before; where they end, and their number.
@@ -253,7 +253,7 @@ class ColumnPage:
             end = pos + sum(map(whole_sizes.__getitem__, lines))
             whole = self._columns(deque(found_parts), frames.length)
             if Part.TIME not in self._run_parts or Part.SUBJECT not in self._run_parts:
-                self._fill_ends(whole, data, pos, frames.last)
+                self._fill_ends(whole, data, pos, end - whole_sizes[lines[-1]])
         except (KeyError, ValueError):
             return pos, 0
         seqs = whole.seqs
@@ -263,20 +263,20 @@ class ColumnPage:
         self._pieces.append(whole)
         return end, frames.length
 
-    def _columns(self, found: deque[tuple[bytes, ...]], count: int) -> Columns:
+    def _columns(self, found: deque[list[bytes]], count: int) -> Columns:
         """The groups of a run's matches, in their order, as columns. Raises KeyError or ValueError for what is none."""
         parts = self._run_parts
-        owns = found.popleft() if Part.HEADER in parts else ()
-        subjects = found.popleft() if Part.SUBJECT in parts else ()
+        owns = found.popleft() if Part.HEADER in parts else []
+        subjects = found.popleft() if Part.SUBJECT in parts else []
         numbers = found.popleft()
         times = self._times(found.popleft(), found.popleft()) if Part.TIME in parts else [0] * count
-        payloads = found.popleft() if Part.DATA in parts else ()
+        payloads = found.popleft() if Part.DATA in parts else []
         return Columns(
             list(map(bytes.decode, subjects)) if subjects else [""] * count,
             _digits(numbers),
             times,
             [b"NATS/1.0\r\n%b\r\n" % own if own else b"" for own in owns] if owns else [b""] * count,
-            list(payloads) if payloads else [b""] * count,
+            payloads or [b""] * count,
             "",
         )
 
@@ -291,7 +291,7 @@ class ColumnPage:
         if Part.SUBJECT not in self._run_parts:
             columns.subjects[-1] = end[4].decode()
 
-    def _times(self, seconds: tuple[bytes, ...], fractions: tuple[bytes, ...]) -> list[int]:
+    def _times(self, seconds: Sequence[bytes], fractions: Sequence[bytes]) -> list[int]:
         known = self._seconds
         for second in {*seconds} - known.keys():
             self._second(second)

@@ -53,7 +53,8 @@ import base64
 import binascii
 import hmac
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
+from itertools import filterfalse
 from typing import NamedTuple
 
 import msgspec
@@ -231,14 +232,21 @@ class _StreamState:
     def know_many(self, names: Sequence[str], seqs: Sequence[int]) -> None:
         """The same for many messages that were read. (A listing of 10,000 keys pays for each line here.)"""
         subjects = self.subjects
-        find = subjects.get
-        for name, seq in zip(names, seqs, strict=True):
-            known = find(name)
-            if known is None:
-                subjects[name] = (seq, seq)
-            elif known[1] < seq:
+        notes = list(zip(seqs, seqs, strict=True))
+        known = list(map(subjects.get, names))
+        if known == notes:  # read before, and not written since
+            return
+        if known.count(None) == len(known) == len(set(names)):
+            subjects.update(zip(names, notes, strict=True))
+            self.evict()
+            return
+        for name, note in zip(names, notes, strict=True):
+            old = subjects.get(name)
+            if old is None:
+                subjects[name] = note
+            elif old[1] < note[1]:
                 del subjects[name]
-                subjects[name] = (seq, seq)
+                subjects[name] = note
         self.evict()
 
     def write_blind(self, seq: int) -> None:
@@ -570,10 +578,14 @@ class HandleState(SessionState):
         state = self._streams.get(stream)
         return state is not None and state.evicted == OPEN and subject not in state.subjects
 
-    def held(self, stream: str) -> list[str]:
-        """The subjects that are known to have a message."""
+    def held(self, stream: str, *, besides: Set[str] = frozenset()) -> list[str]:
+        """The subjects that are known to have a message, besides those."""
         state = self._streams.get(stream)
-        return [] if state is None else [name for name, known in list(state.subjects.items()) if known[0] > 0]
+        if state is None:
+            return []
+        subjects = state.subjects
+        others = filterfalse(besides.__contains__, list(subjects))
+        return [name for name in others if subjects.get(name, (0, 0))[0] > 0]
 
     def note_absent(self, stream: str, subject: str) -> None:
         """Nothing was found of a subject, by a copy that did not say as of when."""

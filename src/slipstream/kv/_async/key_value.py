@@ -242,9 +242,14 @@ class KeyValue(Generic[V]):
         live: dict[str, None] = {}
         patterns = self.storage.patterns(filters)
         async for part in self.storage.keys(patterns, min_last_revision=min_last_revision, timeout=timeout):
-            for key in (*part.deleted, *part.live) if live else ():  # a key listed before may have changed since
+            for key in part.deleted if live else ():
                 live.pop(key, None)
+            before = len(live)
             live.update(dict.fromkeys(part.live))
+            if before and len(live) < before + len(part.live):  # keys that were listed before have changed since
+                for key in part.live:
+                    live.pop(key, None)
+                live.update(dict.fromkeys(part.live))
         return list(live)
 
     async def iter_keys(

@@ -401,13 +401,10 @@ class StreamStorage:
             patterns, DeliverPolicy.LAST_PER_SUBJECT, meta_only=True, min_last=least, timeout=timeout
         )
         limit = self._limit(timeout)
-        listed: set[str] = set()
+        listed = feed.listed = set()
         try:
             while feed.pending:
-                part = await feed.next_keys(timeout=limit)
-                listed.update(part.live)
-                listed.update(part.deleted)
-                yield part
+                yield await feed.next_keys(timeout=limit)
         finally:
             await feed.close()
         if self._state is not None and not self._context.server_keeps_min:
@@ -418,9 +415,9 @@ class StreamStorage:
     async def _left_out(
         self, state: HandleState, patterns: Sequence[str], listed: set[str], timeout: float | None
     ) -> list[Entry[bytes]]:
-        """The entries of keys that the handle knows and that a listing has left out."""
+        """The entries of keys that the handle knows and that a listing has left out; `listed` are subjects."""
         stream, cut, is_wanted = self.address.stream, len(self._prefix), any_of(patterns)
-        missing = [name for name in state.held(stream) if name[cut:] not in listed and is_wanted(name[cut:])]
+        missing = [name for name in state.held(stream, besides=listed) if is_wanted(name[cut:])]
         if not missing or not self.address.is_direct:
             return []
         found = await self.stream.get_last_many(missing, timeout=timeout)
@@ -775,6 +772,7 @@ class StreamFeed:
         changes_behind: int,
     ) -> None:
         self.bucket = bucket
+        self.listed: set[str] | None = None  # the subjects received, if that is wanted
         self.pending = len(initial) or consumer.initial_pending
         self.revision = begins_behind if initial else max(changes_behind, consumer.starts_behind)
         self._consumer = consumer
@@ -898,6 +896,8 @@ class StreamFeed:
         self.revision = max(self.revision, run.seqs[-1])
         subjects = run.subjects()
         self._note(subjects, run.seqs)
+        if self.listed is not None:
+            self.listed.update(subjects)
         cut = self._cut
         return [subject[cut:] for subject in subjects]
 

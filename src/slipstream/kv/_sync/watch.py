@@ -35,6 +35,7 @@ class Watch(Generic[V]):
         self._is_current = False
         self._starts_current = is_current
         self._ready: deque[Entry[V]] = deque()  # received, and not yet returned
+        self._last: Entry[V] | None = None  # returned while more was ready: the position is behind it
         self._returned = self._received = feed.revision
         self._is_closed = False
 
@@ -54,7 +55,10 @@ class Watch(Generic[V]):
         not returned yet come after it. Before the first entry it is the revision after which the watch began, if known
         (0: the beginning).
         """
-        return self._returned
+        if self._last is None:
+            return self._returned
+        # Behind the last one may lie entries that are left out: they are passed with it.
+        return self._last.revision if self._ready else self._received
 
     def next(self, *, timeout: Duration | None = None) -> Entry[V] | None:
         """The next entry, or the one `None`. Raises RequestTimeoutError if none arrives in time (None: forever)."""
@@ -68,18 +72,24 @@ class Watch(Generic[V]):
         timeout = check_timeout(timeout)
         entries = list(self._ready) or self._receive(timeout)
         self._ready.clear()
-        self._returned = self._received
+        self._move_to(self._received)
         return entries
 
     def _take(self) -> Entry[V] | None:
         """Return the next entry that has arrived; None for the end of the initial data."""
-        entry = self._ready.popleft() if self._ready else None
-        # Behind the last one may lie entries that are left out: they are passed with it.
-        self._returned = entry.revision if entry is not None and self._ready else self._received
+        if not self._ready:
+            self._move_to(self._received)
+            return None
+        entry = self._last = self._ready.popleft()
         return entry
+
+    def _move_to(self, revision: int) -> None:
+        """Set the position; otherwise it follows the entries that are taken."""
+        self._last, self._returned = None, revision
 
     def _receive(self, timeout: float | None) -> list[Entry[V]]:
         """The next entries of the feed, at least one; empty once, when the initial data is complete."""
+        self._move_to(self.revision)
         deadline = None if timeout is None else clock() + timeout
         while True:
             if not self._is_current and (self._starts_current or not self._feed.pending):
@@ -110,20 +120,21 @@ class Watch(Generic[V]):
         """
         timeout = check_seconds(timeout)
         found: list[Entry[V]] = []
-        before = self._returned
+        before = self.revision
         try:
             while not self._is_current:
                 found += self.next_entries(timeout=timeout)
         except BaseException:
             self._ready.extendleft(reversed(found))
             if found:
-                self._returned = before
+                self._move_to(before)
             raise
         return found
 
     def close(self) -> None:
         """End the watch, here and on the server. Can be called again."""
         self._is_closed = True
+        self._move_to(self.revision)
         self._ready.clear()
         self._feed.close()
 
@@ -131,15 +142,17 @@ class Watch(Generic[V]):
         return self
 
     def __next__(self) -> Entry[V] | None:
-        if not self._ready:
-            if self._is_closed:
-                raise StopIteration
-            try:
-                self._ready.extend(self._receive(None))
-            except Error:
-                if self._is_closed:  # while waiting
-                    raise StopIteration from None
-                raise
+        if self._ready:  # the fast part of `_take`
+            entry = self._last = self._ready.popleft()
+            return entry
+        if self._is_closed:
+            raise StopIteration
+        try:
+            self._ready.extend(self._receive(None))
+        except Error:
+            if self._is_closed:  # while waiting
+                raise StopIteration from None
+            raise
         return self._take()
 
     def __enter__(self) -> Self:
