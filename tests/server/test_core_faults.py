@@ -291,7 +291,7 @@ def test_hostile_input_does_not_fill_memory() -> None:
                 else:
                     sock.sendall(dice.randbytes(20_000))
         # The server may still have all of it to parse.
-        with slipstream.connect_blocking(f"nats://127.0.0.1:{server.port}", connect_timeout=30) as client:
+        with slipstream.connect_blocking(f"nats://127.0.0.1:{server.port}", timeout=30) as client:
             client.flush(timeout=30)
             peak = resident(server)
             for sock in held:
