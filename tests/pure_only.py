@@ -34,11 +34,17 @@ PURE_ONLY: dict[str, dict[str, str]] = {
     "tests/server/engine/reads/test_read_after_write.py": {
         "test_a_satisfied_min_last_seq_costs_nothing": "counts calls of Python functions",
     },
+    "tests/server/engine/streams/test_expiry.py": {
+        "test_shorter_times_to_live_move_the_timer_without_a_search": REPLACED,
+    },
     "tests/server/engine/streams/test_fast_batches.py": {
         "test_a_damaged_record_is_reported_and_not_counted": REPLACED,
     },
     "tests/server/engine/streams/test_features.py": {
         "test_a_damaged_message_leaves_with_its_neighbours": REPLACED,
+    },
+    "tests/server/engine/streams/test_wildcard_checks.py": {
+        "test_batch_that_names_one_wildcard_many_times_searches_it_once": REPLACED,
     },
     "tests/server/loop/test_driver.py": {
         "test_a_clock_that_is_set_forward_does_not_delay_timers": SUBCLASS,  # the simulator's
