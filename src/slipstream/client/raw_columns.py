@@ -1,8 +1,8 @@
 """The raw scanner of one subscription: received frames to columns, for readers that take many messages at once.
 
 Only frames whose reply subject has a certain prefix are taken, in the form that servers write; other frames of the
-subscription go through the parser, and into the mailbox behind those that came before. This is a hot path: 0.9 µs a
-message, where parser and mailbox take 1.5; 0.5 in runs of one size.
+subscription go through the parser, and into the mailbox behind those that came before. This is a hot path: in runs of
+one size a message costs less than half of what parser and mailbox take.
 """
 
 from __future__ import annotations

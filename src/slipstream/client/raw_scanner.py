@@ -1,8 +1,8 @@
 """Readers of received bytes that go before the parser: they take whole frames of their own and make columns of them.
 
 The parser makes one event of each frame, which is what most readers want. Where thousands of alike frames arrive in a
-row (a Direct Get batch, the acknowledgements of a bulk publish, an ordered consumer), taking them together is two to
-three times as fast. A reader takes its own frames at the front of a chunk only; what it leaves is the parser's.
+row (a Direct Get batch, the acks of publishers, an ordered consumer, a pull loop), taking them together is two to three
+times as fast. A reader takes its own frames at the front of a chunk only; what it leaves is the parser's.
 """
 
 from __future__ import annotations
