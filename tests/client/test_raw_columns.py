@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 from hypothesis import given
@@ -136,3 +137,15 @@ def test_packs_go_on_over_the_next_connection() -> None:
     connect(session)
     session.received(FRAME * 2, 0)
     assert isinstance(box.take_pieces()[0], Packed)
+
+
+def test_packs_have_a_time_before_they_were_sent() -> None:
+    session = connected()
+    box = packed_box(session)
+    times = []
+    for now, chunk in ((5.0, FRAME), (6.0, b"PONG\r\n" + FRAME), (7.0, FRAME + b"PONG\r\n" + FRAME), (8.0, FRAME)):
+        session.mark(now, interval=0.0)
+        session.received(chunk, 0)
+        times.append((len(box.items), box.take_all_dated()[1]))
+    # The first PONG answers the first PING. What is in front of a PONG may be as old as what was there before.
+    assert times == [(1, -math.inf), (1, 5.0), (2, 5.0), (1, 6.0)]
