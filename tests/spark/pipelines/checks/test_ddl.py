@@ -43,6 +43,7 @@ def test_types_are_those_of_spark() -> None:
     [
         ("id BIGINT, amount BIGNT", "column 'amount' has the unknown type 'BIGNT'; did you mean BIGINT?", 18),
         ("id TEXT", "column 'id' has the unknown type 'TEXT'; Spark has STRING", 3),
+        ("id INT, größe INT", "column 'größe' must be in backticks: `größe`", 8),
         ("id, name STRING", "column 'id' needs a type, such as id STRING", 0),
         ("id INT name STRING", "schema must have a comma or the end after the type of column 'id', got 'name'", 7),
         ("id INT,", "schema must have a column's name and type, got 'the end'", 7),

@@ -258,7 +258,7 @@ def test_mistakes_of_the_file_and_of_its_streams_are_reported_together(tmp_path:
     [
         ("amount BIGINT", "amount DECIMAL(10, 2) NOT NULL COMMENT 'in EUR, gross'"),
         ('"SELECT id, customer, amount, day FROM', '"SELECT *, CAST(amount AS STRING) AS text FROM'),
-        ('"SELECT id, customer, amount, day FROM', '"SELECT customer AS who, who, CUSTOMER, amount, day FROM'),
+        ('"SELECT id, customer, amount, day FROM', '"SELECT id AS who, CUSTOMER, amount, day FROM'),
         ('"SELECT id, customer, amount, day FROM', '"-- all\\nWITH x AS (SELECT 1) SELECT * FROM'),
         ("concat('big.', customer)", "CASE WHEN amount > 5 THEN 'big.x' ELSE concat('big.', customer) END"),
         ("concat('big.', customer)", "'big.' || upper(customer)"),

@@ -108,6 +108,8 @@ class _Parser:
         if not token.is_name:
             raise DdlError(f"schema must have a column's name and type, got {token.text or 'the end'!r}", token.offset)
         name = token.text.strip("`").replace("``", "`")
+        if token.text[0] != "`" and not name.isascii():
+            raise DdlError(f"column {name!r} must be in backticks: `{name}`", token.offset)
         self._accept(":")
         if self._next.text in ("", ",", ">"):
             raise DdlError(f"column {name!r} needs a type, such as {name} STRING", token.offset)

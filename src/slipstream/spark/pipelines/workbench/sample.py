@@ -25,7 +25,7 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _WHOLE = re.compile(r"[+-]?\d{1,18}")
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
-_PLAIN = re.compile(r"[A-Za-z_]\w*")
+_PLAIN = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _MAX_SHOWN = 40  # characters of a value in a comment
 _KEY_MAX = 0.5  # distinct values per message, at most, for a column to be a key to group by
 
