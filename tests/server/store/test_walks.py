@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -240,5 +241,12 @@ def test_no_slice_of_a_walk_looks_at_many_subjects(tmp_path: Path) -> None:
             units = list(walk(snapshot))
             assert max(units) <= 512
             assert units
+        # Filters of which a subject meets many branches count for more, and so do those that begin in many places.
+        branches = [f"g.{'.'.join(tokens)}.{n}" for n, tokens in enumerate(product("1*", repeat=5))]
+        simple, hard = sum(snapshot.multi_last(["g.*.x"])), sum(snapshot.multi_last(branches))
+        assert hard > 2.5 * simple
+        assert sum(snapshot.count(branches, 2)) > 2.5 * sum(snapshot.count(["g.*.x"], 2))
+        scattered = list(snapshot.multi_last([f"g.{n}.*.x" for n in range(2000)]))
+        assert sum(scattered) >= 2000 or store is logs[0]
         snapshot.close()
         store.close()

@@ -68,6 +68,7 @@ class Changes(NamedTuple):
 
 
 FEW_PATTERNS = 8  # up to so many are tried one after the other
+STEPS = 16  # nodes of a set of filters that are visited in the time in which one filter is tried
 SORT_RUN = 2048  # subjects that are sorted at once
 
 Result = TypeVar("Result")
@@ -377,20 +378,24 @@ class Store(Protocol):
 
 def matches_any(patterns: Iterable[str]) -> Callable[[str], bool]:
     """A predicate for the subjects that one of the filters covers; an empty filter covers all."""
+    return matching(patterns)[0]
+
+
+def matching(patterns: Iterable[str]) -> tuple[Callable[[str], bool], int]:
+    """The same, and how many times the work of a single filter it is at most: walks count with it."""
     chosen = list(dict.fromkeys(pattern or ">" for pattern in patterns))
     if len(chosen) == 1:
-        return matcher(chosen[0])
+        return matcher(chosen[0]), 1
     if ">" in chosen:
-        return matcher(">")
+        return matcher(">"), 1
     if len(chosen) > FEW_PATTERNS:
-        return SubjectSet(
-            [pattern for pattern in chosen if is_valid_filter(pattern)]
-        ).matches  # others match no subject
+        known = SubjectSet([pattern for pattern in chosen if is_valid_filter(pattern)])  # others match no subject
+        return known.matches, 1 + known.most_steps() // STEPS
     literals = frozenset(pattern for pattern in chosen if not has_wildcard(pattern))
     fits = [matcher(pattern) for pattern in chosen if pattern not in literals]
     if not fits:
-        return literals.__contains__
-    return lambda subject: subject in literals or any(one(subject) for one in fits)
+        return literals.__contains__, 1
+    return (lambda subject: subject in literals or any(one(subject) for one in fits)), 1
 
 
 def sorted_walk(items: list[tuple[str, int]]) -> Walk[list[tuple[str, int]]]:
