@@ -515,19 +515,21 @@ class World:
             raise ViolationError("exact state", f"stream {stream.name} is {given}, expected {stream.state()}")
 
     def _expire_before(self, stream: ModelStream, log: StreamLog, entry: Entry, marked: set[str]) -> None:
-        """A marker takes the place of the last message of its subject. What had expired before that one was removed
-        first, which may have made room for the marker; those of the other `marked` subjects are still to come. The
-        same holds for what had expired before a schedule was due."""
+        """What had expired when a marker was stored was removed first, which may have made room for the marker; those
+        of the other `marked` subjects are still to come. The same holds for what had expired before a schedule was
+        due."""
         _, due = stream.due.get(headers_of(entry.header).get("Nats-Scheduler", ""), (0, 0))
         if due:
-            last, end = stream.last, stream.time_at(due)
-        elif not (last := stream.last_of(entry.subject)) or not (end := stream.expires(stream.messages[last])):
+            end = stream.time_at(due)
+        elif not (last := stream.last_of(entry.subject)) or not stream.expires(stream.messages[last]):
             return
+        else:
+            end = entry.time
         if not stream.subject_delete_marker_ttl:
             marked = set()
         now = stream.time_at(self.clock())
         for seq, each in list(stream.messages.items()):
-            is_first = 0 < stream.expires(each) <= now and (stream.expires(each), seq) < (end, last)
+            is_first = 0 < stream.expires(each) <= min(now, end)
             if is_first and each.subject not in marked and (seq < log.state.first_seq or log.peek(seq) is None):
                 stream.drop(seq)
                 self.say(f"stream {stream.name} dropped {seq} {each.subject}")
