@@ -131,7 +131,7 @@ class LmdbSnapshot:
             if done >= PAUSE:
                 done = 0
                 yield PAUSE
-        return None if len(found) > limit else sorted(found)
+        return None if len(found) > limit else (yield from sorted_walk(list(found)))
 
     def count(self, patterns: Sequence[str], seq: int) -> Walk[int]:
         reader = self._reader()

@@ -86,7 +86,7 @@ class MemorySnapshot:
             if len(found) > limit:
                 return None
             yield units + len(names) // 4
-        return sorted(found)
+        return (yield from sorted_walk(list(found)))
 
     def count(self, patterns: Sequence[str], seq: int) -> Walk[int]:
         total = 0
