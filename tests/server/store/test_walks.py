@@ -272,6 +272,7 @@ def test_no_slice_of_a_sort_compares_many_items(count: int, kinds: int) -> None:
     items = [Counted(rng.randrange(kinds)) for _ in range(count)]
     walk = sorted_walk(cast("list[int]", items))
     most = before = Counted.comparisons = 0
+    found: list[Counted] = []
     while True:
         try:
             next(walk)
