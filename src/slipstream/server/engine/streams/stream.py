@@ -397,7 +397,7 @@ class Stream:
         subject = self._mapped(subject)
         if self.config.discard == Discard.NEW:
             message = (subject, header, payload)
-            self._make_room(subject, self._size_of(*message))
+            self._free_capacity(subject, self._size_of(*message))
             publish_checks.check_capacity(self.config, self.journal.store, log, message, rollup=False)
         before = log.last_seq_of(subject) if self._republish is not None else 0
         log.skip(seq)
@@ -555,7 +555,7 @@ class Stream:
         header = publish_checks.check_lifetime(config, wanted, header)
         if config.discard == Discard.NEW:
             stored = (subject, header, payload)
-            self._make_room(subject, self._size_of(*stored))
+            self._free_capacity(subject, self._size_of(*stored))
             publish_checks.check_capacity(config, self.journal.store, log, stored, rollup=bool(wanted.rollup))
         seq = self._append(subject, header, payload, now, wanted)
         if total is not None:
@@ -610,14 +610,16 @@ class Stream:
     # Where new messages are rejected for want of capacity, a rollup has made it when it is stored: what is to go
     # leaves when its place is needed.
 
-    def _make_room(self, subject: str, size: int, count: int = 1) -> None:
+    def _free_capacity(self, subject: str, size: int, count: int = 1) -> None:
         """Remove messages that rollups replaced, as far as new ones take their place. Where very many small ones would
         have to go for a large one, the rest goes later."""
         left = MOST_FOR_ONE if self.is_removing else 0
-        while left > 0 and self._lacks_room(subject, size, count) and (removed := self.remove_replaced(min(left, 16))):
+        while (
+            left > 0 and self._lacks_capacity(subject, size, count) and (removed := self.remove_replaced(min(left, 16)))
+        ):
             left -= removed
 
-    def _lacks_room(self, subject: str, size: int, count: int) -> bool:
+    def _lacks_capacity(self, subject: str, size: int, count: int) -> bool:
         state = self.log.state
         if state.messages + count > self._max_msgs or state.bytes + size > self._max_bytes:
             return True
@@ -734,7 +736,7 @@ class Stream:
         config = self.config
         if config.discard == Discard.NEW and self.is_removing:
             size = sum([self._size_of(*message[:3]) for message in messages])
-            self._make_room(messages[0].subject, size, len(messages))
+            self._free_capacity(messages[0].subject, size, len(messages))
         rules = publish_checks.BatchChecks(config, self.journal.store, self.log, self.duplicates, self._known)
         totals: dict[str, Total] = {}
         scheduled: dict[str, bool] = {}  # subjects that the batch writes to -> whether they then have a schedule
