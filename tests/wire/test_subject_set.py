@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.wire import SubjectSet, has_wildcard, is_valid_filter, matches, overlaps, subset_of
+from slipstream.wire import SubjectSet, has_wildcard, is_valid_filter, matches, most_steps, overlaps, subset_of
 from slipstream.wire.subject_set import literal_prefix
 
 _LITERALS = ("a", "b", "*x", ">>", "c")
@@ -23,6 +23,26 @@ def test_set_matches_what_one_of_its_filters_matches(patterns: list[str]) -> Non
     chosen = SubjectSet(patterns)
     for subject in UNIVERSE:
         assert chosen.matches(subject) is any(matches(pattern, subject) for pattern in patterns)
+
+
+@given(sets)
+def test_no_subject_takes_more_steps_than_the_most(patterns: list[str]) -> None:
+    chosen = SubjectSet(patterns)
+    by_shapes = chosen.most_steps()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("slipstream.wire.subject_set.FEW_SHAPES", 0)
+        by_tree = chosen.most_steps()
+    assert by_tree <= by_shapes == most_steps(patterns)
+    for subject in UNIVERSE:
+        before = chosen.steps
+        chosen.matches(subject)
+        assert chosen.steps - before <= by_tree
+
+
+def test_most_steps_of_filters_as_they_are_used_are_few() -> None:
+    assert most_steps([f"a.{at}.*.x" for at in range(1000)]) == 5
+    many = [f"{'.'.join(tokens)}.{at}" for at, tokens in enumerate(itertools.product(("a", "*"), repeat=8))]
+    assert most_steps(many) == SubjectSet(many).most_steps() == 3 * 2**8 - 3
 
 
 @given(sets, filters)

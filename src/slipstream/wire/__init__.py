@@ -32,7 +32,7 @@ from slipstream.wire.inbox import Inbox
 from slipstream.wire.mapping import SubjectMapping, check_mapping
 from slipstream.wire.parser import Parser, Side
 from slipstream.wire.router import Match, Router
-from slipstream.wire.subject_set import SubjectSet
+from slipstream.wire.subject_set import SubjectSet, most_steps
 from slipstream.wire.subjects import (
     check_filter,
     check_subject,
@@ -81,6 +81,7 @@ __all__ = [
     "is_valid_subject",
     "matcher",
     "matches",
+    "most_steps",
     "msg",
     "overlaps",
     "parse_status",

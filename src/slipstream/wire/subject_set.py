@@ -10,6 +10,7 @@ Filters can be chosen so that a question has to meet most of the tree (many star
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, KeysView
 from typing import Any
 
@@ -17,6 +18,10 @@ from slipstream.wire.subjects import has_wildcard
 
 # A node is a dict: a token leads to the node below, None to the filter that ends here.
 _Node = dict[str | None, Any]
+
+
+FEW_SHAPES = 64
+_LITERAL = re.compile(r"[^.]{2,}|[^.*]")  # any token but `*`
 
 
 class SubjectSet:
@@ -89,6 +94,23 @@ class SubjectSet:
             if not found or not prefix.startswith(found[-1]):
                 found.append(prefix)
         return found
+
+    def most_steps(self) -> int:
+        """How many nodes `matches` visits for a subject, at most: that of the worst subject there is, or more."""
+        shapes = _shapes(self._wildcards)
+        if shapes <= FEW_SHAPES:
+            return shapes
+        nodes = [self._tree]
+        for node in nodes:  # grows meanwhile
+            nodes += [child for key, child in node.items() if key is not None and key != ">"]
+        most: dict[int, int] = {}
+        for node in reversed(nodes):  # those below come first
+            best = 0
+            for key, child in node.items():
+                if key is not None and key != ">" and key != "*":
+                    best = max(best, most[id(child)])
+            most[id(node)] = 1 + best + (most[id(node["*"])] if "*" in node else 0)
+        return min(most[id(self._tree)], shapes)
 
     def matches(self, subject: str) -> bool:
         """Whether one of the filters matches the literal `subject`."""
@@ -228,6 +250,24 @@ def literal_prefix(pattern: str) -> str:
         if token in ("*", ">"):
             return "".join(f"{token}." for token in tokens[:at])
     return pattern
+
+
+def most_steps(patterns: Iterable[str]) -> int:
+    """`SubjectSet.most_steps` of a set of these filters, mostly without making one."""
+    wildcards = dict.fromkeys([pattern for pattern in patterns if has_wildcard(pattern)])
+    shapes = _shapes(wildcards)
+    return shapes if shapes <= FEW_SHAPES else SubjectSet(wildcards).most_steps()
+
+
+def _shapes(patterns: Iterable[str]) -> int:
+    """How many beginnings of filters differ in where they have stars: a subject visits at most one node of each, and
+    the root."""
+    shapes = {_LITERAL.sub("", pattern) for pattern in patterns}
+    beginnings: set[str] = set()
+    for shape in shapes:
+        ends = [at for at, char in enumerate(shape) if char == "."]
+        beginnings.update([shape[:at] for at in ends], (shape,))
+    return 1 + len(beginnings)
 
 
 def _insert(tree: _Node, pattern: str) -> None:

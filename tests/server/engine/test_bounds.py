@@ -179,6 +179,7 @@ def test_a_commit_costs_in_proportion_to_the_sources_that_read_it() -> None:
 # Bounds.
 
 HARD = [".".join(tokens) for tokens in itertools.product(("a", "*"), repeat=8)]  # each differs behind eight stars
+BRANCHED = [".".join(tokens) for tokens in itertools.product(("a", "*"), repeat=6)]
 
 TOO_MUCH: dict[str, tuple[str, Body, str]] = {
     "subjects": (
@@ -241,6 +242,27 @@ TOO_MUCH: dict[str, tuple[str, Body, str]] = {
         consumer(filter_subjects=["s" + ".*" * 100_000, "s.x"]),
         "consumer filter_subjects with wildcards must have at most 6144 tokens together, got 100001",
     ),
+    "filters with stars in many places": (
+        "CONSUMER.CREATE.S.c",
+        consumer(filter_subjects=[f"{head}.{at}" for at, head in enumerate(BRANCHED)]),
+        "consumer filter_subjects must be matched in at most 128 steps by each subject, got 189",
+    ),
+    "subjects with stars in many places": (
+        "STREAM.CREATE.N",
+        stream(name="N", no_ack=True, subjects=[f"{head}.{at}" for at, head in enumerate(BRANCHED)]),
+        "stream subjects must be matched in at most 128 steps by each subject, got 189",
+    ),
+    "transforms with stars in many places": (
+        "STREAM.CREATE.N",
+        stream(
+            name="N",
+            mirror={
+                "name": "O",
+                "subject_transforms": [{"src": f"{h}.{at}", "dest": ""} for at, h in enumerate(BRANCHED)],
+            },
+        ),
+        "stream subject_transforms must be matched in at most 128 steps by each subject, got 189",
+    ),
     "back-off": (
         "CONSUMER.CREATE.S.c",
         consumer(backoff=[10**9] * 100_000),
@@ -284,6 +306,10 @@ def test_lists_at_their_bounds_are_accepted(client: Client) -> None:
     filters = numbered("s.{}", bounds.MAX_FILTERS)
     info = client.api("CONSUMER.CREATE.S.c", consumer(filter_subjects=filters))
     assert info["config"]["filter_subjects"] == filters
+    some = [f"s.{head}.{at}" for at, head in enumerate(BRANCHED[::4])]  # stars in four places
+    assert "error" not in client.api(
+        "CONSUMER.CREATE.S.some", consumer(name="some", durable_name="some", filter_subjects=some)
+    )
     sources = [{"name": "A", "filter_subject": f"a.{at}.x"} for at in range(bounds.MAX_SOURCES)]
     assert "error" not in client.create("C", subjects=[], sources=sources)
     renamed = [{"src": f"a.{at}.x", "dest": f"{at}"} for at in range(bounds.MAX_TRANSFORMS)]

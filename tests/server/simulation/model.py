@@ -145,7 +145,7 @@ class ModelStream:
         wanted = headers_of(header)
         self._check_expected(wanted, subject)
         if "Nats-Schedule" in wanted:
-            if not self.allow_msg_schedules:
+            if not self.allow_msg_schedules or ("Nats-Schedule-TTL" in wanted and not self.allow_msg_ttl):
                 raise RejectedError
             header, wanted["Nats-Rollup"] = header[:-2] + b"Nats-Rollup: sub\r\n\r\n", "sub"
         msg_id = wanted.get("Nats-Msg-Id", "")

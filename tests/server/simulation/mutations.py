@@ -21,6 +21,7 @@ from slipstream.server.engine.replication.ingest import Ingest
 from slipstream.server.engine.replication.mirror import Mirror
 from slipstream.server.engine.replication.source import SourceIngest
 from slipstream.server.engine.snapshots.writer import SnapshotWriter
+from slipstream.server.engine.streams import schedules
 from slipstream.server.engine.streams.dedupe import DuplicateWindow
 from slipstream.server.engine.streams.expiry import Expiry
 from slipstream.server.engine.streams.fast_batches import FastBatches
@@ -261,6 +262,25 @@ def due_times_not_stored(patch: Patch) -> None:
     patch.setattr(Schedules, "_store", store)
 
 
+def without_field(field: str) -> Callable[[Patch], None]:
+    """What a schedule publishes lacks one of its fields."""
+
+    def plant(patch: Patch) -> None:
+        original = schedules._target_header
+
+        def target_header(header: bytes, schedule: schedules.Schedule, *args: Any) -> bytes:
+            return original(header, schedule._replace(**{field: ""}), *args)
+
+        patch.setattr(schedules, "_target_header", target_header)
+
+    return plant
+
+
+def source_of_a_schedule_ignored(patch: Patch) -> None:
+    original = schedules.parse_schedule
+    patch.setattr(schedules, "parse_schedule", lambda header: original(header)._replace(source=""))
+
+
 def fast_batches_acknowledge_at_once(patch: Patch) -> None:
     def tell_now(self: Stream, reply: str, payload: bytes) -> None:
         self.reply_port.answer_all([(reply, 0, self, payload)])
@@ -332,6 +352,9 @@ MUTATIONS = (
     Mutation("filters of copies are ignored", "copies are exact", filters_are_ignored),
     Mutation("schedules fire twice", "schedules fire once", schedules_fire_twice),
     Mutation("due times are not stored", ("schedules fire", "schedules fire once"), due_times_not_stored),
+    Mutation("the source of a schedule is ignored", "schedules fire once", source_of_a_schedule_ignored),
+    Mutation("what a schedule publishes has no TTL", "schedules fire once", without_field("ttl")),
+    Mutation("what a schedule publishes replaces nothing", "schedules fire once", without_field("rollup")),
     Mutation("fast batches acknowledge at once", "no ack before its sync", fast_batches_acknowledge_at_once),
     Mutation("parts of fast batches are stored twice", "exact state", parts_of_fast_batches_repeat),
     Mutation("a snapshot lacks a message", "a snapshot is a state", snapshot_lacks_a_message),

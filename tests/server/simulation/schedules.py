@@ -2,7 +2,8 @@
 
 A schedule is a message, with a time at which the server publishes its payload on another subject. What it publishes is
 found by comparing (`World.arrivals`): it must be due, and each due time is served once, whatever is lost in between:
-the due time moves in the model when it is served, and back when the group is lost.
+the due time moves in the model when it is served, and back when the group is lost. Some schedules publish the newest
+message of another subject, give what they publish a time to live, or let it replace what is on its subject.
 """
 
 from __future__ import annotations
@@ -36,8 +37,16 @@ class ScheduleLoad:
         pattern = pick.one_of(("@every 2s", "@at", "@every 5s"))
         if pattern == "@at":
             pattern = f"@at {format_time(self.world.clock() + pick.below(8) * SECOND)}"
-        headers = {"Nats-Schedule": pattern, "Nats-Schedule-Target": f"{name}.y"}
-        subject = f"{name}.s.{pick.below(2)}"
+        number = pick.below(2)
+        # Each has its own target: of two that fire in one turn, a limit or a rollup could hide the first.
+        headers = {"Nats-Schedule": pattern, "Nats-Schedule-Target": f"{name}.y.1" if number else f"{name}.y"}
+        if pick.chance(40):
+            headers["Nats-Schedule-Source"] = f"{name}.{pick.one_of(('x', 'z'))}"
+        if pick.chance(30):
+            headers["Nats-Schedule-TTL"] = pick.one_of(("60s", "never"))
+        if pick.chance(30):
+            headers["Nats-Schedule-Rollup"] = "sub"
+        subject = f"{name}.s.{number}"
         text = f"publish {subject} {headers}"
         payload = f"at {pattern}".encode()
         return self.workload.publish_op(text, subject, Headers(headers).encode(), payload)
@@ -56,7 +65,11 @@ class ScheduleLoad:
         if when > self.world.clock():
             raise ViolationError(ONCE, f"{stream.name} got {entry} before {when}")
         fields = headers_of(schedule.header)
-        is_right = (entry.subject, entry.payload) == (fields["Nats-Schedule-Target"], schedule.payload)
+        is_right = entry.subject == fields["Nats-Schedule-Target"] and entry.payload in self._contents(stream, schedule)
+        if "Nats-Schedule-TTL" in fields:
+            is_right = is_right and "Nats-TTL" in wanted
+        if "Nats-Schedule-Rollup" in fields:
+            is_right = is_right and wanted.get("Nats-Rollup") == "sub"
         following = wanted.get("Nats-Schedule-Next", "")
         if fields["Nats-Schedule"].startswith("@at"):
             is_right = is_right and following == "purge"
@@ -65,6 +78,19 @@ class ScheduleLoad:
         if not is_right:
             raise ViolationError(ONCE, f"{stream.name} got {entry} for {schedule}")
         return True
+
+    def _contents(self, stream: ModelStream, schedule: Entry) -> set[bytes]:
+        """What a schedule may have published just now: the newest message of its source, as readers see it, or its own
+        payload if there is none. A group may have become visible since it fired."""
+        source = headers_of(schedule.header).get("Nats-Schedule-Source", "")
+        if not source:
+            return {schedule.payload}
+        found = set[bytes]()
+        for _, state in self.world.states(stream.config["storage"]).shown[-2:]:
+            seen = state.get(stream.name)
+            last = seen.last_of(source) if seen is not None and seen.born == stream.born else 0
+            found.add(seen.messages[last].payload if seen is not None and last else schedule.payload)
+        return found
 
     def _was_served(self, stream: ModelStream, entry: Entry, now: int) -> bool:
         """A schedule for one time is gone, and what it published was removed by a limit in the same turn."""

@@ -120,7 +120,7 @@ class Workload:
             self.consumers.draw(client, name)
             return
         kind = choices.below(100)
-        if kind < 5 and self.stream(name).allow_msg_schedules:  # type: ignore[union-attr]
+        if kind < 15 and self.stream(name).allow_msg_schedules:  # type: ignore[union-attr]
             self.world.request(client, self.schedules.draw(name))
         elif kind < 54:
             for _ in range(1 + choices.below(6)):

@@ -42,7 +42,7 @@ from slipstream.wire import Msg, Parser, Side, pub
 from tests.jetstream.reads.simulation.choices import Choices
 from tests.server.simulation.disk import CrashError, Disk, Hooks, SimulatedMemory, SimulatedStore
 from tests.server.simulation.loop import SECOND, Time, VirtualLoop, VirtualWorker, Wire
-from tests.server.simulation.model import Entry, GroupStates, ModelStream, State
+from tests.server.simulation.model import Entry, GroupStates, ModelStream, State, headers_of
 from tests.server.support import make_settings
 
 START = 1_700_000_000 * SECOND
@@ -495,7 +495,7 @@ class World:
         is_passed = is_passed and stream.was_too_large(now)
         marked = {entry.subject for entry in arrived}
         for entry in arrived:
-            self._expire_before(stream, log, entry.subject, marked)
+            self._expire_before(stream, log, entry, marked)
             if not any(reason(stream, entry) for reason in self.arrivals):
                 raise ViolationError("exact state", f"stream {stream.name} has {entry}, which nobody published")
             stream.extra += 1
@@ -514,17 +514,25 @@ class World:
         if given != stream.state() and not (is_sweeping and given[:4] == stream.state()[:4]):  # see LogState
             raise ViolationError("exact state", f"stream {stream.name} is {given}, expected {stream.state()}")
 
-    def _expire_before(self, stream: ModelStream, log: StreamLog, subject: str, marked: set[str]) -> None:
-        """A marker takes the place of the last message of its subject. What had expired before that one was removed
-        first, which may have made room for the marker; those of the other `marked` subjects are still to come."""
-        if not (last := stream.last_of(subject)) or not (end := stream.expires(stream.messages[last])):
+    def _expire_before(self, stream: ModelStream, log: StreamLog, entry: Entry, marked: set[str]) -> None:
+        """What had expired when a marker was stored was removed first, which may have made room for the marker; those
+        of the other `marked` subjects are still to come. The same holds for what had expired before a schedule was
+        due."""
+        _, due = stream.due.get(headers_of(entry.header).get("Nats-Scheduler", ""), (0, 0))
+        if due:
+            end = stream.time_at(due)
+        elif not (last := stream.last_of(entry.subject)) or not stream.expires(stream.messages[last]):
             return
+        else:
+            end = entry.time
+        if not stream.subject_delete_marker_ttl:
+            marked = set()
         now = stream.time_at(self.clock())
-        for seq, entry in list(stream.messages.items()):
-            is_first = 0 < stream.expires(entry) <= now and (stream.expires(entry), seq) < (end, last)
-            if is_first and entry.subject not in marked and (seq < log.state.first_seq or log.peek(seq) is None):
+        for seq, each in list(stream.messages.items()):
+            is_first = 0 < stream.expires(each) <= min(now, end)
+            if is_first and each.subject not in marked and (seq < log.state.first_seq or log.peek(seq) is None):
                 stream.drop(seq)
-                self.say(f"stream {stream.name} dropped {seq} {entry.subject}")
+                self.say(f"stream {stream.name} dropped {seq} {each.subject}")
 
     def _may_go(self, stream: ModelStream, entry: Entry, now: int) -> bool:
         expires = stream.expires(entry)

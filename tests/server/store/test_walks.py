@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from slipstream.server.engine.ports import LogSnapshot, Store, StreamLog, Walk, matches_any
+from slipstream.server.engine.ports import LogSnapshot, Store, StreamLog, Walk, matches_any, sorted_walk
 from slipstream.server.store.lmdb import snapshot as lmdb_snapshot
 from slipstream.server.store.lmdb import view as lmdb_view
 from slipstream.server.store.lmdb.env import MAX_PINS
@@ -240,5 +241,46 @@ def test_no_slice_of_a_walk_looks_at_many_subjects(tmp_path: Path) -> None:
             units = list(walk(snapshot))
             assert max(units) <= 512
             assert units
+        # Filters of which a subject meets many branches count for more, and so do those that begin in many places.
+        branches = [f"g.{'.'.join(tokens)}.{n}" for n, tokens in enumerate(product("1*", repeat=5))]
+        simple, hard = sum(snapshot.multi_last(["g.*.x"])), sum(snapshot.multi_last(branches))
+        assert hard > 2.5 * simple
+        assert sum(snapshot.count(branches, 2)) > 2.5 * sum(snapshot.count(["g.*.x"], 2))
+        scattered = list(snapshot.multi_last([f"g.{n}.*.x" for n in range(2000)]))
+        assert sum(scattered) >= 2000 or store is logs[0]
         snapshot.close()
         store.close()
+
+
+class Counted:
+    """A number that counts comparisons."""
+
+    comparisons = 0
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __lt__(self, other: Counted) -> bool:
+        Counted.comparisons += 1
+        return self.value < other.value
+
+
+@pytest.mark.parametrize("count", [0, 1, 2048, 2049, 30_000])
+@pytest.mark.parametrize("kinds", [40, 1 << 40])
+def test_no_slice_of_a_sort_compares_many_items(count: int, kinds: int) -> None:
+    rng = random.Random(count)
+    items = [Counted(rng.randrange(kinds)) for _ in range(count)]
+    walk = sorted_walk(cast("list[int]", items))
+    most = before = Counted.comparisons = 0
+    found: list[Counted] = []
+    while True:
+        try:
+            next(walk)
+        except StopIteration as end:
+            found = cast("list[Counted]", end.value)
+            break
+        finally:
+            most, before = max(most, Counted.comparisons - before), Counted.comparisons
+    assert [each.value for each in found] == sorted(each.value for each in items)
+    assert most < 25_000  # a run of 2,048
+    assert Counted.comparisons <= 20 * count

@@ -14,9 +14,10 @@ import msgspec
 
 from slipstream.api import StreamConfig, StreamSource, encode_json
 from slipstream.api.names import API_PREFIX
+from slipstream.errors import ErrorCode
 from slipstream.server.engine.api.advisories import Advisories
 from slipstream.server.engine.api.dispatch import Api
-from slipstream.server.engine.auth.account_limits import UNLIMITED, AccountLimits, check_bytes
+from slipstream.server.engine.auth.account_limits import UNLIMITED, AccountLimits, exceeds
 from slipstream.server.engine.auth.users import DEFAULT_ACCOUNT
 from slipstream.server.engine.consumers.ack_router import FLOW_PATTERN, AckRouter
 from slipstream.server.engine.consumers.snapshot import imported
@@ -34,7 +35,7 @@ from slipstream.server.engine.snapshots.reader import SnapshotReader
 from slipstream.server.engine.streams.atomic_batches import BatchUsage
 from slipstream.server.engine.streams.features import with_level
 from slipstream.server.engine.streams.stored_stream import StoredStream
-from slipstream.server.engine.streams.stream import Stream
+from slipstream.server.engine.streams.stream import MOST_FOR_ONE, Stream
 from slipstream.server.engine.subject_index import SubjectIndex
 from slipstream.server.engine.timers import Timers
 from slipstream.wire import overlaps
@@ -115,8 +116,17 @@ class Account:
         return self.limits.bytes_of(storage) >= 0
 
     def check_bytes(self, storage: str, size: int) -> None:
-        if self.limits is not UNLIMITED:
-            check_bytes(self.limits, storage, size, self.streams.values())
+        if self.limits is UNLIMITED:
+            return
+        left = MOST_FOR_ONE
+        while exceeds(self.limits, storage, size, self.streams.values()):
+            removed = 0
+            for stream in self.streams.values():  # what rollups replaced goes when its place is needed
+                if not removed and left > 0 and stream.config.storage == storage:
+                    removed = stream.remove_replaced(min(left, 16))
+            if not removed:
+                raise ErrorCode.ACCOUNT_RESOURCES_EXCEEDED.error()
+            left -= removed
 
     def answer(self, journal: Journal | None, reply: str, payload: bytes, source: Source) -> None:
         """Answer once the open group of the journal is durable; without a journal, once the catalog is."""
@@ -225,12 +235,12 @@ class Account:
             stream.configure(with_level(StreamConfig.from_dict(entry.config)))
             stream.restore(now, lost=True)
             stream.positions, stream.fidelity = dict(entry.positions), entry.fidelity
+            stream.resume_removals(entry.removals)  # before a mirror says what it has
             for ingest in self.ingests(stream):
                 ingest.reset()
             self._attach(stream)
             if entry.trimming:
                 stream.trim_subjects()
-            stream.resume_removals(entry.removals)
         # 3. All others are opened: every stream at the start, deleted ones whose deletion was lost.
         for key, entry in stored.items():
             config = with_level(StreamConfig.from_dict(entry.config))
@@ -240,10 +250,10 @@ class Account:
                 continue
             stream = Stream(self, journal, config, key=key, created=entry.created, now=now)
             stream.positions, stream.fidelity = dict(entry.positions), entry.fidelity
+            stream.resume_removals(entry.removals)  # before a mirror says what it has
             self._attach(stream)
             if entry.trimming:
                 stream.trim_subjects()
-            stream.resume_removals(entry.removals)
 
     def unload(self) -> None:
         """Stop all streams and leave them in the stores; `load` opens them. Pull requests that wait are ended as by a

@@ -5,7 +5,8 @@ therefore bounded, so that the turn stays below about 20 ms of CPU in pure Pytho
 nats-server has no such bounds (a goroutine of its own does the work there). Errors name the bound.
 
 Comparing filters is near linear for filters as they are used. There are others (many stars in front of the tokens in
-which they differ) for which no method is known that is: `MAX_STEPS` bounds the work on them instead of their number.
+which they differ) for which no method is known that is: `MAX_STEPS` bounds the work on them instead of their number,
+and `MAX_BRANCHES` the work of finding those that match a subject, which is done for every message.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ MAX_ENTRIES = 1024  # of every other list: back-off, priority groups, placement 
 MAX_METADATA_ENTRIES = 4096
 MAX_TRANSFORM_SIZE = 32 * 1024  # characters of all subject transforms of a stream, republish among them
 MAX_STEPS = 100_000
+MAX_BRANCHES = 128  # nodes that are visited to match one subject, some 50 ns each: walks count subjects
 
 
 def check_count(what: str, items: Any, most: int) -> None:
@@ -48,6 +50,15 @@ def check_steps(what: str, steps: int) -> None:
         )
 
 
+def check_branches(what: str, filters: SubjectSet) -> None:
+    """Raise if matching one subject may take too many steps."""
+    if (steps := filters.most_steps()) > MAX_BRANCHES:
+        raise StreamInvalidConfigError(
+            f"{what} must be matched in at most {MAX_BRANCHES} steps by each subject, got {steps};"
+            " filters with '*' and other tokens in the same places take many"
+        )
+
+
 def some_overlap(what: str, filters: Iterable[str]) -> bool:
     """Whether two of the filters share a subject."""
     known = SubjectSet()
@@ -56,6 +67,7 @@ def some_overlap(what: str, filters: Iterable[str]) -> bool:
             return True
         known.add(pattern)
         check_steps(what, known.steps)
+    check_branches(what, known)
     return False
 
 
@@ -68,6 +80,7 @@ def some_covered(what: str, filters: Sequence[str]) -> bool:
         if known.covering(pattern) is not None:
             return True
         check_steps(what, known.steps)
+    check_branches(what, known)
     return False
 
 

@@ -14,9 +14,8 @@ one too, is dropped and both views are as of the last commit.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from heapq import merge
-from itertools import islice
 from typing import NamedTuple, Protocol, TypeVar
 
 # The time to live of a message is in its header: stores keep an index of the moments, made of nothing else, so that
@@ -68,9 +67,11 @@ class Changes(NamedTuple):
 
 
 FEW_PATTERNS = 8  # up to so many are tried one after the other
-SORT_RUN = 2048  # subjects that are sorted at once
+STEPS = 16  # nodes of a set of filters that are visited in the time in which one filter is tried
+SORT_RUN = 2048  # items that are sorted at once
 
 Result = TypeVar("Result")
+Sorted = TypeVar("Sorted", int, tuple[str, int])
 
 # A long read in slices: yields the units of work done since the last slice, and returns its result. A unit is about
 # 5 microseconds. Nothing but the walk itself knows how far it is; `close` ends it early.
@@ -377,35 +378,54 @@ class Store(Protocol):
 
 def matches_any(patterns: Iterable[str]) -> Callable[[str], bool]:
     """A predicate for the subjects that one of the filters covers; an empty filter covers all."""
+    return matching(patterns)[0]
+
+
+def matching(patterns: Iterable[str]) -> tuple[Callable[[str], bool], int]:
+    """The same, and how many times the work of a single filter it is at most: walks count with it."""
     chosen = list(dict.fromkeys(pattern or ">" for pattern in patterns))
     if len(chosen) == 1:
-        return matcher(chosen[0])
+        return matcher(chosen[0]), 1
     if ">" in chosen:
-        return matcher(">")
+        return matcher(">"), 1
     if len(chosen) > FEW_PATTERNS:
-        return SubjectSet(
-            [pattern for pattern in chosen if is_valid_filter(pattern)]
-        ).matches  # others match no subject
+        known = SubjectSet([pattern for pattern in chosen if is_valid_filter(pattern)])  # others match no subject
+        return known.matches, 1 + known.most_steps() // STEPS
     literals = frozenset(pattern for pattern in chosen if not has_wildcard(pattern))
     fits = [matcher(pattern) for pattern in chosen if pattern not in literals]
     if not fits:
-        return literals.__contains__
-    return lambda subject: subject in literals or any(one(subject) for one in fits)
+        return literals.__contains__, 1
+    return (lambda subject: subject in literals or any(one(subject) for one in fits)), 1
 
 
-def sorted_walk(items: list[tuple[str, int]]) -> Walk[list[tuple[str, int]]]:
-    """Sort very many in slices: runs first, which are then merged."""
-    if len(items) <= SORT_RUN:
-        return sorted(items)
-    runs = []
+def sorted_walk(items: list[Sorted]) -> Walk[list[Sorted]]:
+    """Sort very many in slices: runs first, which are then merged, two and two."""
+    runs: list[list[Sorted]] = []
     for at in range(0, len(items), SORT_RUN):
         runs.append(sorted(items[at : at + SORT_RUN]))
-        yield SORT_RUN // 8
-    merged = merge(*runs)
-    result: list[tuple[str, int]] = []
-    while part := list(islice(merged, SORT_RUN)):
-        result += part
-        yield SORT_RUN // 4
+        if len(items) > SORT_RUN:
+            yield SORT_RUN // 8
+    while len(runs) > 1:
+        merged: list[list[Sorted]] = []
+        for at in range(0, len(runs) - 1, 2):
+            merged.append((yield from _merged(runs[at], runs[at + 1])))
+        runs = merged + runs[len(merged) * 2 :]
+    return runs[0] if runs else []
+
+
+def _merged(left: list[Sorted], right: list[Sorted]) -> Walk[list[Sorted]]:
+    """Two sorted lists as one. A slice has the items up to the lower end of the next run of each."""
+    result: list[Sorted] = []
+    at, other = 0, 0
+    while at < len(left) and other < len(right):
+        ends = min(at + SORT_RUN, len(left)), min(other + SORT_RUN, len(right))
+        last = min(left[ends[0] - 1], right[ends[1] - 1])
+        to, other_to = bisect_right(left, last, at, ends[0]), bisect_right(right, last, other, ends[1])
+        result += sorted(left[at:to] + right[other:other_to])  # two runs: linear
+        at, other = to, other_to
+        yield SORT_RUN // 16
+    result += left[at:]
+    result += right[other:]
     return result
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import struct
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 
 from slipstream.server.engine.consumers import consumer as consumer_module
 from slipstream.server.engine.consumers import cursor
+from slipstream.server.engine.consumers.deliver_policy import SkipList
 from slipstream.server.engine.ports import Store
 from slipstream.server.store.lmdb import snapshot as lmdb_snapshot
 from slipstream.server.store.lmdb import view as lmdb_view
@@ -167,3 +170,18 @@ def test_a_stream_that_is_purged_or_deleted_during_the_search_of_a_consumer(rig:
     other.api("STREAM.DELETE.S")
     rig.settle()
     assert not rig.engine.step(rig.now)
+
+
+def test_list_of_last_messages_is_stored_as_before() -> None:
+    """A sequence, and those that are still to come, of eight bytes each."""
+    skips = SkipList(array("Q", [3, 5, 900, 1 << 40]), 1 << 41)
+    skips.took(3)
+    assert skips.lost(900)
+    data = skips.pack()
+    assert data == struct.pack("<3Q", 1 << 41, 5, 1 << 40)
+    again = SkipList.unpack(data)
+    assert again is not None
+    assert (len(again), again.resume, again.pack()) == (2, 1 << 41, data)
+    again.took(1 << 40)
+    assert again.done
+    assert again.pack() == b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -527,6 +528,20 @@ def test_patterns_of_a_multi_subject_get_are_bounded() -> None:
     assert status(answer) == (413, "Too Many Subjects, at most 8192")
     found = client.direct("S", {"multi_last": [f"s.{at}" for at in range(8192)]})
     assert sequences(found) == [1]
+
+
+def test_wildcards_of_a_multi_subject_get_are_bounded() -> None:
+    client = Rig().client()
+    client.create("S")
+    client.publish("s.1.x")
+    tokens = [f"s.{at}.*.x" for at in range(4096)]
+    assert status(client.direct("S", {"multi_last": tokens})[-1]) == (404, "No Results")
+    (answer,) = client.direct("S", {"multi_last": [*tokens, "s.1.*"]})
+    assert status(answer) == (413, "Too Many Subjects, wildcards with at most 16384 tokens")
+    stars = [f"{'.'.join(mixed)}.{at}" for at, mixed in enumerate(product("s*", repeat=7))]
+    (answer,) = client.direct("S", {"multi_last": stars})
+    assert status(answer) == (413, "Too Many Subjects, wildcards matched in at most 128 steps")
+    assert sequences(client.direct("S", {"multi_last": [*stars[:32], "*.1.x"]})) == [1]
 
 
 def test_an_invalid_pattern_among_many_matches_nothing_and_costs_nothing() -> None:

@@ -126,6 +126,23 @@ def test_marker_in_a_full_stream_that_discards_new_messages_costs_no_other_messa
     assert client.publish("s.3")["seq"] == 4
 
 
+def test_marker_takes_the_place_of_what_has_expired_rather_than_of_another_message(client: Client) -> None:
+    client.create("S", subject_delete_marker_ttl=5 * SECOND)
+    client.publish("s.a", b"stays")
+    client.publish("s.b", Nats_TTL="30")
+    client.publish("s.a", b"x" * 100, Nats_TTL="10")
+    client.publish("s.a", b"newest")
+    state = client.api("STREAM.INFO.S")["state"]
+    config = {"name": "S", "subjects": ["s.>"], "storage": "memory", "subject_delete_marker_ttl": 5 * SECOND}
+    config |= {"allow_msg_ttl": True, "allow_rollup_hdrs": True, "max_bytes": state["bytes"] + 10}
+    assert "error" not in client.api("STREAM.UPDATE.S", config)
+    client.rig.now += 60 * SECOND  # the server stood still, and both have expired when it goes on
+    client.rig.engine.tick(client.rig.now)
+    client.rig.settle()
+    log = client.rig.engine.streams["S"].log
+    assert [(record.seq, record.subject) for record in log.scan("", 0, limit=9)] == [(1, "s.a"), (4, "s.a"), (5, "s.b")]
+
+
 def test_a_message_lives_no_shorter_than_a_marker(client: Client) -> None:
     client.create("S", subject_delete_marker_ttl=60 * SECOND)
     client.publish("s.1", Nats_TTL="1s", Other="kept")

@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from slipstream.server.engine.auth.account_limits import AccountLimits
+from slipstream.server.engine.auth.users import DEFAULT_ACCOUNT
 from slipstream.server.engine.jobs import STEP_UNITS
 from slipstream.server.engine.ports import Store
 from slipstream.server.engine.streams.removals import AT_ONCE, SLICE, UNITS
@@ -219,6 +221,129 @@ def test_stream_that_discards_new_messages_has_the_room_of_a_rollup_at_once(rig:
     rig.settle()
     found = answers(client)
     assert [found["r"]["seq"], found["next"]["seq"]] == [COUNT + 2, COUNT + 3]
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        {"max_msgs": COUNT + 2},
+        {"max_bytes": 120},
+        {"max_msgs_per_subject": COUNT + 1, "discard_new_per_subject": True},
+    ],
+    ids=str,
+)
+def test_rollup_in_a_stream_that_discards_new_messages_is_in_slices(rig: Rig, limit: dict[str, int]) -> None:
+    client, log = rig.client(), rig.engine.streams["S"].log
+    if "max_bytes" in limit:
+        limit = {"max_bytes": log.state.bytes + limit["max_bytes"]}
+    config = {"name": "S", "subjects": ["s.>"], "storage": "file", "allow_rollup_hdrs": True, "discard": "new"}
+    assert "error" not in client.api("STREAM.UPDATE.S", {**config, **limit})
+    publish(client, "r", SUB)
+    assert log.state.messages == COUNT + 2  # nothing of it in the turn of the publish
+    for n in range(50):
+        before = log.state.messages
+        publish(client, str(n))
+        assert log.state.messages > before - 40  # as many as need their place, or some more
+        assert log.state.messages <= limit.get("max_msgs", COUNT + 52)
+        assert log.state.bytes <= limit.get("max_bytes", 1 << 20)
+    found = to_the_end(rig, client, 51)
+    assert [found[str(n)].get("seq") for n in range(50)] == list(range(COUNT + 3, COUNT + 53))
+    assert held(rig) == [(1, "s.a"), *((COUNT + 2 + n, "s.c") for n in range(51))]
+
+
+def test_large_message_gets_the_room_of_a_rollup(rig: Rig) -> None:
+    client, log = rig.client(), rig.engine.streams["S"].log
+    config = {"name": "S", "subjects": ["s.>"], "storage": "file", "allow_rollup_hdrs": True, "discard": "new"}
+    client.api("STREAM.UPDATE.S", {**config, "max_bytes": log.state.bytes + 100})
+    publish(client, "r", SUB)
+    client.send(pub("s.large", b"x" * 15_000, f"{client.inbox}l"), settle=False)
+    client.send(pub("s.large", b"x" * 80_000, f"{client.inbox}m"), settle=False)
+    found = to_the_end(rig, client, 3)
+    assert found["l"]["seq"] == COUNT + 3
+    assert found["m"]["error"]["description"] == "maximum bytes exceeded"
+
+
+@pytest.mark.parametrize("scope", [SUB, ALL])
+def test_rollup_in_an_account_with_a_limit_is_in_slices(scope: bytes) -> None:
+    bytes_ = 34 * (COUNT + 1) + 100
+    rig = filled(Rig(limits={DEFAULT_ACCOUNT: AccountLimits(max_storage=bytes_)}))
+    client, log = rig.client(), rig.engine.streams["S"].log
+    client.create("T", storage="file")
+    publish(client, "r", scope)
+    assert log.state.messages == COUNT + 2
+    for n in range(40):
+        publish(client, str(n), subject="t.x" if n % 2 else "s.d")
+        assert log.state.messages > COUNT // 2
+    found = to_the_end(rig, client, 41)
+    assert all("seq" in found[str(n)] for n in range(40))
+    assert len(held(rig)) == (21 if scope is ALL else 22)
+    (answer,) = client.ask("t.x", b"x" * bytes_)
+    assert msgspec.json.decode(answer.payload)["error"]["err_code"] == 10002
+
+
+def mirrored(rig: Rig) -> Client:
+    client = rig.client()
+    client.api("STREAM.CREATE.M", {"name": "M", "storage": "file", "allow_rollup_hdrs": True, "mirror": {"name": "S"}})
+    rig.settle()
+    return client
+
+
+def shown(rig: Rig) -> int:
+    """As of which sequence the mirror answers."""
+    return rig.engine.streams["M"].replicas.leader.as_of()
+
+
+def test_rollup_in_a_mirror_is_in_slices(rig: Rig) -> None:
+    client = mirrored(rig)
+    log = rig.engine.streams["M"].log
+    assert shown(rig) == COUNT + 1
+    publish(client, "r", SUB)
+    publish(client, "next", subject="s.d")
+    sizes = []
+    while shown(rig) != COUNT + 3:
+        assert turn(rig) <= STEP_UNITS + 2 * (UNITS * SLICE + 1)  # two streams, each a slice
+        sizes.append(log.committed.messages)
+        if shown(rig) == COUNT + 2:  # with the rollup goes all that it replaces
+            assert log.committed.messages == 2
+        assert len(sizes) < 1000
+    assert len(set(sizes)) > 3
+    assert [record.seq for record in log.scan("", 0, limit=10)] == [1, COUNT + 2, COUNT + 3]
+
+
+def test_mirror_completes_a_rollup_after_a_restart_before_it_answers_as_of_it(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path / "s", map_size=1 << 28)
+    rig = filled(Rig(store=store))
+    client = mirrored(rig)
+    publish(client, "r", SUB)
+    while rig.engine.streams["M"].log.committed.last_seq < COUNT + 2:
+        turn(rig)
+    turn(rig)
+    assert rig.engine.streams["M"].log.committed.messages > 2
+    store.close()
+
+    store = LmdbStore(tmp_path / "s", map_size=1 << 28)
+    rig = Rig(store=store)
+    log = rig.engine.streams["M"].log
+    assert log.committed.messages > 2
+    while log.committed.messages > 2:
+        assert shown(rig) == 0
+        turn(rig)
+    rig.settle()
+    assert shown(rig) == COUNT + 2
+    store.close()
+
+
+def test_group_that_a_mirror_loses_in_a_rollup_is_removed_again(rig: Rig) -> None:
+    client = mirrored(rig)
+    publish(client, "r", SUB)
+    while rig.engine.streams["M"].log.state.messages > COUNT // 2 or not rig.engine.journals[0].store.pending:
+        rig.engine.step(rig.now)
+        if rig.engine.streams["M"].log.state.messages > COUNT // 2:
+            rig.commit()
+    lose_the_open_group(rig)
+    rig.settle()
+    assert shown(rig) == COUNT + 2
+    assert [record.seq for record in rig.engine.streams["M"].log.scan("", 0, limit=10)] == [1, COUNT + 2]
 
 
 def test_consumer_beside_a_rollup_in_slices_counts_right(rig: Rig) -> None:

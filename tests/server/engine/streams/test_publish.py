@@ -165,6 +165,41 @@ def test_ids_too_far_behind_are_forgotten_though_few_are_dropped_at_once(monkeyp
     assert [window.find(msg_id, 1001) for msg_id in ("501", "900", "new")] == [501, 900, 901]
 
 
+def test_shorter_duplicate_window_that_is_lost_with_its_group_forgets_no_id(client: Client) -> None:
+    client.create("S", duplicate_window=120_000_000_000)
+    assert client.publish("s.1", Nats_Msg_Id="a")["seq"] == 1
+    client.publish("s.1", Nats_Msg_Id="b")
+    client.rig.wait(5)
+    config = {"name": "S", "subjects": ["s.>"], "storage": "memory", "duplicate_window": 1_000_000_000}
+    update = pub("$JS.API.STREAM.UPDATE.S", msgspec.json.encode(config))
+    again = pub("s.1", b"x", "", Headers({"Nats-Msg-Id": "a"}).encode())
+    client.send(update + again, settle=False)
+    assert client.rig.engine.streams["S"].log.state.last_seq == 3  # the id was outside the window
+    (journal,) = client.rig.engine.journals
+    journal.seal()
+    client.rig.engine.failed(journal, OSError("no space left on device"), client.rig.now)
+    client.rig.settle()
+    assert client.publish("s.1", Nats_Msg_Id="a") == {"stream": "S", "seq": 1, "duplicate": True}
+
+
+def test_shorter_duplicate_window_forgets_ids_once_it_is_durable() -> None:
+    window = dedupe.DuplicateWindow(0)
+    assert not window.configure(100)
+    for n in range(50):
+        window.add(str(n), n + 1, now=n)
+    assert window.configure(10)
+    assert [window.find(str(n), 50) for n in (39, 40, 41)] == [0, 0, 42]
+    assert len(window) == 50
+    window.add("20", 51, now=50)  # outside the shorter window: stored again
+    window.configure(100)  # what made it shorter was lost
+    window.take_back(50)
+    assert [window.find(str(n), 50) for n in (0, 20, 49)] == [1, 21, 50]
+    window.configure(10)
+    window.settle(10)
+    assert [window.find(str(n), 50) for n in (20, 40, 41)] == [0, 0, 42]
+    assert len(window) == 9
+
+
 def test_rollups_keep_only_themselves(client: Client) -> None:
     client.create("S", allow_rollup_hdrs=True)
     for n in range(6):

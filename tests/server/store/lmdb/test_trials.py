@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,10 +61,29 @@ def test_lost_writes_of_messages_alone_are_reported_and_never_served(tmp_path: P
     assert any(each.verdict == "SAID" for each in verdicts)
 
 
-def test_trials_have_the_same_file_each_time(tmp_path: Path) -> None:
-    """Or a seed would not say which damage it stands for. A change of the code may change the file."""
-    one, two = (trials.build(tmp_path / name) for name in ("one", "two"))
-    assert (one.newer, one.history) == (two.newer, two.history)
+BUILD = """
+import hashlib, pathlib, random, sys
+from tests.server.store.lmdb import trials
+base = trials.build(pathlib.Path(sys.argv[1]), scale=2)
+damaged = [trials.damage(base, kind, random.Random(5))[0] for kind in (*trials.KINDS, "torn", "lost")]
+parts = (base.newer, base.older, *base.history, *damaged)
+print([hashlib.sha256(part).hexdigest() for part in parts])
+"""
+
+
+def test_trials_have_the_same_files_in_each_process(tmp_path: Path) -> None:
+    """Or a seed would not say which damage it stands for. Pages have addresses of the process that wrote them."""
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", BUILD, str(tmp_path / seed)],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+            timeout=60,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert found[0] == found[1]
 
 
 def test_a_sound_store_is_unharmed(tmp_path: Path) -> None:

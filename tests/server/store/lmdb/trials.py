@@ -19,6 +19,7 @@ import os
 import random
 import shutil
 import signal
+import struct
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,8 @@ from slipstream.wire import Headers, Msg, pub
 from tests.server.support import HELLO, Client, Rig, status
 
 PAGE = 4096
+PAGE_HEADER = struct.Struct("<QHHHH")  # number, padding, flags, lower, upper
+BRANCH, LEAF = 1, 2
 TUNING = Tuning(segment=1024, slice=200, dirty=128, journal=512, cache=64, probe=16, page=64)
 KINDS = ("bit", "bits", "zero", "junk", "swap", "stale", "moved", "cut", "meta")
 USERS = (User(name="one", password="pw"), User(name="two", password="pw", account="TWO"))
@@ -101,10 +104,10 @@ def build(path: Path, *, scale: int = 1) -> Base:
         if turn % 17 == 16:
             one.api("STREAM.MSG.DELETE.LOG", {"seq": rng.randrange(1, 20 * turn)})
         if turn % 10 == 9:
-            history.append((path / "data.mdb").read_bytes())
+            history.append(image(path))
         if turn == rounds * 2 // 3:
             two.api("STREAM.PURGE.LOG", {"seq": 100})
-            older = (path / "data.mdb").read_bytes()
+            older = image(path)
         one.take()
         two.take()
     rig.settle()
@@ -114,7 +117,24 @@ def build(path: Path, *, scale: int = 1) -> Base:
         truth[name] = {r.seq: (r.subject, r.payload) for r in log.scan("", 0, limit=1_000_000)}
     ids = {store._streams[name].base.sid: name for name in STREAMS}
     store.close()
-    return Base(path, older, tuple(history), (path / "data.mdb").read_bytes(), truth, ids)
+    newer = image(path)
+    (path / "data.mdb").write_bytes(newer)
+    return Base(path, older, tuple(history), newer, truth, ids)
+
+
+def image(path: Path) -> bytes:
+    """The file of a store without what LMDB leaves in the unused space of pages: the same in each run.
+
+    LMDB links pages that it may reuse in the same transaction by pointers, which it writes into them (at byte 32). They
+    are addresses of this process, and remain in what is written to the file.
+    """
+    data = bytearray((path / "data.mdb").read_bytes())
+    for at in range(2 * PAGE, len(data), PAGE):
+        number, _, flags, lower, upper = PAGE_HEADER.unpack_from(data, at)
+        # The rest of an overflow page has no header; of a free one, the header says what it was.
+        if number == at // PAGE and flags & (BRANCH | LEAF) and PAGE_HEADER.size <= lower <= upper <= PAGE:
+            data[at + lower : at + upper] = bytes(upper - lower)
+    return bytes(data)
 
 
 # Damage.
@@ -151,7 +171,8 @@ def damage(base: Base, kind: str, rng: random.Random) -> tuple[bytes, str]:
     elif kind == "torn":  # many writes that never reached the disk
         for n in range(2, min(pages, len(base.older) // PAGE)):
             older = base.older[n * PAGE : (n + 1) * PAGE]
-            if older != base.newer[n * PAGE : (n + 1) * PAGE] and rng.random() < 0.15:
+            is_lost = rng.random() < 0.15  # drawn for each page: what pages contain must not move the others
+            if is_lost and older != base.newer[n * PAGE : (n + 1) * PAGE]:
                 data[n * PAGE : (n + 1) * PAGE] = older
     elif kind == "lost":  # the same of messages and their index alone: all records fit the last commit
         share = rng.choice((0.02, 0.1, 0.3))

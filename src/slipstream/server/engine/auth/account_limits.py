@@ -66,11 +66,10 @@ def check_stream(limits: AccountLimits, config: StreamConfig, others: Iterable[A
         raise (ErrorCode.MEMORY_RESOURCES_EXCEEDED if memory else ErrorCode.STORAGE_RESOURCES_EXCEEDED).error()
 
 
-def check_bytes(limits: AccountLimits, storage: str, size: int, streams: Iterable[AccountStream]) -> None:
-    """Raise an error if one more message of that size would exceed the account's limit."""
+def exceeds(limits: AccountLimits, storage: str, size: int, streams: Iterable[AccountStream]) -> bool:
+    """Whether one more message of that size would exceed the account's limit."""
     most = limits.bytes_of(storage)
-    if most >= 0 and size + used(storage, streams) > most:
-        raise ErrorCode.ACCOUNT_RESOURCES_EXCEEDED.error()
+    return 0 <= most < size + used(storage, streams)
 
 
 def used(storage: str, streams: Iterable[AccountStream]) -> int:

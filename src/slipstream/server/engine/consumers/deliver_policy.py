@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from array import array
 from bisect import bisect_left
 from struct import pack, unpack_from
 
@@ -11,12 +13,14 @@ from slipstream.server.engine.consumers.filters import Filters
 from slipstream.server.engine.ports import LogSnapshot, LogState, Record, StreamLog, Walk
 
 REVIEWED = 128  # messages that are looked up between two pauses
+LISTED = 8192  # sequences that are added to a list between two pauses
 
 
 class SkipList:
     """The last messages of all subjects when the consumer began; everything from `resume` on follows them."""
 
-    def __init__(self, seqs: list[int], resume: int) -> None:
+    def __init__(self, seqs: array[int], resume: int) -> None:
+        """`seqs`, an array of type Q, belongs to the list from now on: it is saved as it is, with each save."""
         self.resume = resume  # the first sequence behind the listed messages
         self._seqs = seqs
         self._at = 0
@@ -58,28 +62,36 @@ class SkipList:
 
     def review(self, log: StreamLog, filters: Filters) -> None:
         """Drop those that were removed, or that the filters do not cover any more."""
-        self._seqs = [seq for seq in self._seqs[self._at :] if _is_wanted(log, seq, filters)]
+        self._seqs = array("Q", [seq for seq in self._seqs[self._at :] if _is_wanted(log, seq, filters)])
         self._at = 0
 
     def review_walk(self, log: StreamLog, filters: Filters) -> Walk[None]:
         """The same in slices; nothing else must change the list meanwhile."""
-        wanted: list[int] = []
+        wanted = array("Q")
         rest = self._seqs[self._at :]
         for at in range(0, len(rest), REVIEWED):
-            wanted += [seq for seq in rest[at : at + REVIEWED] if _is_wanted(log, seq, filters)]
+            wanted.extend([seq for seq in rest[at : at + REVIEWED] if _is_wanted(log, seq, filters)])
             yield REVIEWED // 2
         self._seqs, self._at = wanted, 0
 
     def pack(self) -> bytes:
         rest = self._seqs[self._at :]
-        return pack(f"<Q{len(rest)}Q", self.resume, *rest) if rest else b""
+        return pack("<Q", self.resume) + _little(rest).tobytes() if rest else b""
 
     @classmethod
     def unpack(cls, data: bytes) -> SkipList | None:
         if len(data) < 16:
             return None
-        resume, *seqs = unpack_from(f"<{len(data) // 8}Q", data)
-        return cls(seqs, resume)
+        seqs = array("Q")
+        seqs.frombytes(data[8 : len(data) // 8 * 8])
+        return cls(_little(seqs), unpack_from("<Q", data)[0])
+
+
+def _little(seqs: array[int]) -> array[int]:
+    """To the byte order of the store, or from it."""
+    if sys.byteorder == "big":
+        seqs.byteswap()
+    return seqs
 
 
 def exists(log: StreamLog, seq: int) -> bool:
@@ -102,12 +114,12 @@ def starting_point(
     config: ConsumerConfig, filters: Filters, log: StreamLog, *, after: int
 ) -> tuple[int, SkipList | None]:
     """The first stream sequence of interest; `after` was the last sequence when the consumer was requested."""
-    seqs: list[int] = []
+    seqs = array("Q")
     last = 0
     if config.deliver_policy == DeliverPolicy.LAST:
         last = filters.last(log)
     elif config.deliver_policy == DeliverPolicy.LAST_PER_SUBJECT:
-        seqs = log.multi_last(filters.patterns or (">",), limit=1 << 62) or []
+        seqs.extend(log.multi_last(filters.patterns or (">",), limit=1 << 62) or [])
     return _start(config, log, log.committed, after=after, last=last, seqs=seqs)
 
 
@@ -115,20 +127,23 @@ def starting_walk(
     config: ConsumerConfig, filters: Filters, log: StreamLog, snapshot: LogSnapshot, *, after: int
 ) -> Walk[tuple[int, SkipList | None]]:
     """The same of a snapshot of now, in slices."""
-    seqs: list[int] = []
+    seqs = array("Q")
     last = 0
-    at_time = _start(config, log, snapshot.committed, after=after, last=0, seqs=[])  # before others change the log
+    at_time = _start(config, log, snapshot.committed, after=after, last=0, seqs=seqs)  # before others change the log
     if config.deliver_policy == DeliverPolicy.LAST:
         last = yield from filters.last_walk(snapshot)
     elif config.deliver_policy == DeliverPolicy.LAST_PER_SUBJECT:
-        seqs = (yield from snapshot.multi_last(filters.patterns or (">",), limit=1 << 62)) or []
+        found = (yield from snapshot.multi_last(filters.patterns or (">",), limit=1 << 62)) or []
+        for at in range(0, len(found), LISTED):
+            seqs.extend(found[at : at + LISTED])
+            yield LISTED // 64
     else:
         return at_time
     return _start(config, log, snapshot.committed, after=after, last=last, seqs=seqs)
 
 
 def _start(
-    config: ConsumerConfig, log: StreamLog, state: LogState, *, after: int, last: int, seqs: list[int]
+    config: ConsumerConfig, log: StreamLog, state: LogState, *, after: int, last: int, seqs: array[int]
 ) -> tuple[int, SkipList | None]:
     policy, skips = config.deliver_policy, None
     if policy == DeliverPolicy.BY_START_SEQUENCE:

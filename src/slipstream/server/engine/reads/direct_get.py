@@ -8,7 +8,7 @@ this peer has not reached waits for a moment before it is rejected (read-after-w
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -23,14 +23,15 @@ from slipstream.api import (
     parse_time,
 )
 from slipstream.errors import CorruptRecordError, StoreError
+from slipstream.server.engine.bounds import MAX_BRANCHES
 from slipstream.server.engine.core.session import Session
 from slipstream.server.engine.jobs import RECEIVE_UNITS, SLICE_UNITS, Load, Progress
-from slipstream.server.engine.ports import LogSnapshot, Record, Walk, has_wildcard
+from slipstream.server.engine.ports import FEW_PATTERNS, LogSnapshot, Record, Walk, has_wildcard
 from slipstream.server.engine.reads.appended_body import decode_appended
 from slipstream.server.engine.reads.frozen_log import LogView
 from slipstream.server.engine.services import Services
 from slipstream.server.engine.timers import Timer
-from slipstream.wire import hmsg, msg
+from slipstream.wire import hmsg, most_steps, msg
 from slipstream.wire.headers import status_block
 
 PREFIX = "$JS.API.DIRECT.GET."
@@ -40,6 +41,7 @@ REJECT_DELAY = 500_000_000
 DEPOSED_DELAY = 250_000_000  # added by a deposed leader, so that the real one answers first
 MAX_MULTI = 1024
 MAX_PATTERNS = 8192  # of `multi_last`: taking them apart is not done in slices
+MAX_TOKENS = 2 * MAX_PATTERNS  # of those with wildcards together
 MAX_SEQ = 2**64 - 1  # of the protocol: what is beyond is no number there
 CHUNK = 512
 CHUNK_BYTES = 256 * 1024
@@ -57,6 +59,8 @@ BAD = status_block(408, "Bad Request")
 STALE = status_block(412, "Min Last Sequence")
 TOO_MANY = status_block(413, "Too Many Results")
 TOO_MANY_PATTERNS = status_block(413, f"Too Many Subjects, at most {MAX_PATTERNS}")
+TOO_MANY_TOKENS = status_block(413, f"Too Many Subjects, wildcards with at most {MAX_TOKENS} tokens")
+TOO_MANY_BRANCHES = status_block(413, f"Too Many Subjects, wildcards matched in at most {MAX_BRANCHES} steps")
 TOO_BUSY = status_block(429, "Too Many Requests")
 CORRUPT = status_block(500, "Message Corrupt")
 DELETED = status_block(503, "Stream Deleted")
@@ -732,8 +736,8 @@ def parse(payload: bytes) -> GetRequest | bytes:
     request = _decode(payload)
     if request is None:
         return MALFORMED
-    if len(request.multi_last) > MAX_PATTERNS:
-        return TOO_MANY_PATTERNS
+    if refused := _check_patterns(request.multi_last):
+        return refused
     by_time = request.start_time is not None
     last, following, multi = request.last_by_subj, request.next_by_subj, request.multi_last
     if not (request.seq or last or following or multi or by_time):
@@ -746,6 +750,21 @@ def parse(payload: bytes) -> GetRequest | bytes:
     ):
         return BAD
     return request
+
+
+def _check_patterns(patterns: Sequence[str]) -> bytes:
+    """Whether `multi_last` is too much work for one turn; the status that refuses it, or nothing."""
+    if len(patterns) > MAX_PATTERNS:
+        return TOO_MANY_PATTERNS
+    if len(patterns) <= FEW_PATTERNS:
+        return b""
+    wildcards = [pattern for pattern in patterns if has_wildcard(pattern)]
+    tokens = 0
+    for pattern in wildcards:
+        tokens += pattern.count(".") + 1
+    if tokens > MAX_TOKENS:
+        return TOO_MANY_TOKENS
+    return TOO_MANY_BRANCHES if most_steps(wildcards) > MAX_BRANCHES else b""
 
 
 def parse_compat(subject: str, payload: bytes) -> GetRequest | bytes:

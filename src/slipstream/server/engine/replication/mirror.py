@@ -95,10 +95,17 @@ class Mirror(Ingest):
         if record.seq > self._expected:
             self._missed()
         self.stream.adopt(record)
+        if self.stream.is_removing:
+            self._distrust()
         self._stored = record.seq
         self._expected = record.seq + 1
         if self._check is not None and self._check[0] == record.seq:
             self._count(self._check[1])
+
+    @property
+    def _is_full(self) -> bool:
+        # A rollup is complete before the next message: the number of messages is compared with the upstream's.
+        return super()._is_full or self.stream.is_removing
 
     def looked(self, up_to: int) -> None:
         if up_to >= self._expected:
@@ -116,8 +123,9 @@ class Mirror(Ingest):
         self._show()
 
     def _show(self) -> None:
-        """Once the stored messages are committed, reads may rely on everything up to where the upstream was read."""
-        if self.stream.log.committed.last_seq >= self._stored:
+        """Once the stored messages are committed, and what they replace is gone, reads may rely on everything up to
+        where the upstream was read."""
+        if self.stream.log.committed.last_seq >= self._stored and not self.stream.is_removing:
             gap_until = UNKNOWN if self.fidelity.is_mixed else self.fidelity.gap_until
             shown = self.stream.replicas.show(
                 seen=self._seen, gap_until=0 if gap_until <= self._seen else gap_until, is_true_copy=self._is_true
@@ -169,7 +177,8 @@ class Mirror(Ingest):
 
     def _distrust(self) -> None:
         """Nothing good is said before it is committed (`_show`); what is bad counts at once."""
-        gap_until = UNKNOWN if self.fidelity.is_mixed else self.fidelity.gap_until
+        is_unclear = self.fidelity.is_mixed or self.stream.is_removing
+        gap_until = UNKNOWN if is_unclear else self.fidelity.gap_until
         self.stream.replicas.distrust(gap_until=gap_until if gap_until > self._seen else 0, is_true_copy=self._is_true)
 
     def _save(self) -> None:

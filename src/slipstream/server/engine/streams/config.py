@@ -208,6 +208,7 @@ def _check_subjects(config: StreamConfig) -> None:
             raise _invalid(f'subject "{other}" overlaps with "{subject}"')
         seen.add(subject)
         bounds.check_steps("stream subjects", seen.steps)
+    bounds.check_branches("stream subjects", seen)
 
 
 def _check_reserved(subject: str) -> None:

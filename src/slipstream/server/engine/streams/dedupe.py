@@ -7,6 +7,9 @@ messages that limits have removed since are lost then, as on nats-server.
 Ids outside the window are unknown at once, but they are dropped a few per call: a million ids that expire together must
 not all be paid for by the next publish. The order is kept in a deque, because the first entry of a dict is found by
 passing over every entry that was deleted in front of it, which makes emptying it from the front quadratic.
+
+A group may be lost, with an update of the window and with messages in it. So a shorter window drops nothing before it
+is durable, and an id that is stored again remembers the message that had it before.
 """
 
 from __future__ import annotations
@@ -28,9 +31,21 @@ class DuplicateWindow:
 
     def __init__(self, window: int) -> None:
         self.window = window  # nanoseconds; 0: off
+        self._kept = window  # ids are dropped beyond this: a shorter window may be lost with its group
         self._seen: dict[str, _Entry] = {}
         self._order: deque[_Entry] = deque()  # oldest first; entries whose id was stored again later are still in it
+        self._replaced: dict[int, _Entry] = {}  # sequence -> what its id stood for before, if that is in `_order`
         self._oldest_time = self._oldest_seq = 0  # the edge: ids up to there are outside the window
+
+    def configure(self, window: int) -> bool:
+        """Set the window; whether `settle` is to be called once that is durable."""
+        self.window, self._kept = window, max(window, self._kept)
+        return window < self._kept
+
+    def settle(self, window: int) -> None:
+        """A shorter window is durable: what is outside it may go."""
+        if self.window == window:
+            self._kept = window
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -47,6 +62,9 @@ class DuplicateWindow:
         if self.window:
             self._forget(now, seq)
             entry = (seq, now, msg_id)
+            before = self._seen.get(msg_id)
+            if before is not None:
+                self._replaced[seq] = before
             self._seen[msg_id] = entry
             self._order.append(entry)
 
@@ -54,6 +72,7 @@ class DuplicateWindow:
         """Rebuild the window from the stored messages it covers."""
         self._seen.clear()
         self._order.clear()
+        self._replaced.clear()
         self._oldest_time = self._oldest_seq = 0
         if self.window and log.committed.messages and log.headers_from:
             self._rebuild(log, now)
@@ -86,7 +105,11 @@ class DuplicateWindow:
         """A group was lost: drop the ids after this sequence."""
         order = self._order
         while order and order[-1][0] > last:
-            self._drop(order.pop())
+            entry = order.pop()
+            before = self._replaced.get(entry[0])
+            self._drop(entry)
+            if before is not None and order and before[0] >= order[0][0]:
+                self._seen[before[2]] = before
         self._oldest_seq = min(self._oldest_seq, last - MAX_DISTANCE)
 
     def _forget(self, now: int, seq: int) -> None:
@@ -94,14 +117,16 @@ class DuplicateWindow:
         self._oldest_time = now - self.window
         if seq:
             self._oldest_seq = seq - MAX_DISTANCE
-        order = self._order
+        order, kept_from = self._order, now - self._kept
         for _ in range(DROPPED_AT_ONCE):
-            if not order or (order[0][1] > self._oldest_time and order[0][0] > self._oldest_seq):
+            if not order or (order[0][1] > kept_from and order[0][0] > self._oldest_seq):
                 return
             self._drop(order.popleft())
 
     def _drop(self, entry: _Entry) -> None:
         msg_id = entry[2]
+        if self._replaced:
+            self._replaced.pop(entry[0], None)
         if self._seen.get(msg_id) == entry:  # not `is`: compiled code has tuples by value
             del self._seen[msg_id]
 

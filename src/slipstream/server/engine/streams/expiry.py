@@ -49,6 +49,7 @@ class Expiry:
         self._timer: Timer | None = None
         self._is_running = self._is_stopped = False
         self._old_below = 0  # all before it were too old when that was looked up
+        self._marked: list[Record] = []  # expired messages that markers are to replace, once all others are removed
 
     def configure(self, max_age: int, *, lifetimes: bool, marker_ttl: int) -> None:
         """Times in nanoseconds; 0: off."""
@@ -68,6 +69,7 @@ class Expiry:
     def begin(self, now: int) -> None:
         """Start over: nothing is known about the log yet."""
         self._next = self._old_below = 0
+        self._marked = []
         self.arm(now)
 
     def stop(self) -> None:
@@ -140,7 +142,8 @@ class Expiry:
                 units = self._drop_old(time) if self._lifetimes else self._cut(time)
             if self._lifetimes:
                 for seq in self._log.take_expired(time, SLICE):
-                    units += self._drop(seq, self._read(seq), time)
+                    units += self._drop(seq, self._read(seq))
+            self._store_markers(time)
             if units and 0 < self._next_moment(now) <= time:
                 return Progress.MORE, units
         except StoreError:  # the log says so where it is read; it is tried again
@@ -182,7 +185,7 @@ class Expiry:
                 for seq in damaged:
                     log.remove(seq)
                 damaged.clear()
-                units += 1 if _stays(record) else self._drop(record.seq, record, now)
+                units += 1 if _stays(record) else self._drop(record.seq, record)
                 self._next = at = record.seq + 1
             if not records:
                 break
@@ -194,17 +197,28 @@ class Expiry:
         except CorruptRecordError:
             return None
 
-    def _drop(self, seq: int, record: Record | None, now: int) -> int:
-        """Remove a message; store a marker if it was the last one on its subject and the stream has markers. The units
-        of work."""
-        log = self._log
-        if self._header and record is not None and not _MARKS.search(record.header):
-            subject = record.subject
-            if log.count_of(subject) == 1 and log.last_seq_of(subject) == seq:
-                self._mark(subject, self._header, now)
-                return MARK_UNITS
-        log.remove(seq)
+    def _drop(self, seq: int, record: Record | None) -> int:
+        """Remove a message, but for one that a marker is to replace: the last one on its subject, if the stream has
+        markers. The units of work."""
+        has_marker = self._header and record is not None and not _MARKS.search(record.header)
+        if has_marker and record is not None and self._is_last(seq, record.subject):
+            self._marked.append(record)
+            return MARK_UNITS
+        self._log.remove(seq)
         return UNITS
+
+    def _store_markers(self, now: int) -> None:
+        """Markers come last: what has expired must not count against a limit when one is stored, or an intact message
+        would go for it."""
+        marked, self._marked = self._marked, []
+        for record in marked:
+            if self._is_last(record.seq, record.subject):
+                self._mark(record.subject, self._header, now)
+            else:  # a limit took it, for the marker of another one
+                self._log.remove(record.seq)
+
+    def _is_last(self, seq: int, subject: str) -> bool:
+        return self._log.count_of(subject) == 1 and self._log.last_seq_of(subject) == seq
 
 
 def _stays(record: Record) -> bool:

@@ -52,6 +52,7 @@ from slipstream.server.engine.streams.wildcard_checks import Known, WildcardSear
 from slipstream.wire import SubjectMapping, SubjectSet, is_valid_subject
 
 NO_LIMIT = 1 << 62
+MOST_FOR_ONE = 2048  # messages that rollups replaced and that go at once, for the place of one new message
 _DUPLICATE = '"duplicate": true'
 
 
@@ -83,6 +84,7 @@ class Stream:
         self._removals: dict[Removal, None] = {}
         self._rollups: dict[str, Rollup] = {}  # under way, by subject
         self._begun: list[Rollup] = []  # by the message that is being stored
+        self._ending: int = 0  # removals that are complete, in groups that are not durable yet
         self._limit_trim: LimitTrim | None = None
         self._known: Known = {}  # last sequences that were looked up for the message that is being stored
         quoted = encode_json(self.name).decode()
@@ -132,14 +134,11 @@ class Stream:
         self._needs_checks = bool(
             config.sealed or config.discard == Discard.NEW or config.allow_msg_counter or transform or again
         ) or (config.allow_msg_schedules or self._services.is_bounded(config.storage))
-        # Where new messages are rejected for want of capacity, a rollup must have made it when it is stored; a copy
-        # of another stream is either as of a sequence or not.
-        self._may_roll_up_later = config.mirror is None and not (
-            config.discard == Discard.NEW or self._services.is_bounded(config.storage)
-        )
         self.acks: bool = not config.no_ack
         self._by_interest = config.retention == Retention.INTEREST
-        self.duplicates.window = nanoseconds(config.duplicate_window)
+        window = nanoseconds(config.duplicate_window)
+        if self.duplicates.configure(window):
+            self.journal.after.append(partial(self.duplicates.settle, window))
 
     def captures(self, subject: str) -> bool:
         """Whether messages on a subject belong to the stream."""
@@ -172,6 +171,7 @@ class Stream:
         self._batches.stop()
         self._fast.stop()
         if lost:
+            self._ending = 0
             self.duplicates.take_back(self.log.committed.last_seq)
         else:
             self.duplicates.rebuild(self.log, self.time.at(now))
@@ -228,11 +228,19 @@ class Stream:
 
     def removal_changed(self) -> None:
         """Store the removals that are under way."""
-        for removal in [each for each in self._removals if each.is_over]:
+        over: list[Removal] = [each for each in self._removals if each.is_over]
+        for removal in over:
             del self._removals[removal]
-        for rollup in [each for each in self._rollups.values() if each.is_over]:
+        complete = [each for each in self._rollups.values() if each.is_over]
+        for rollup in complete:
             del self._rollups[rollup.pattern]
+        if over or complete:
+            self._ending += 1
+            self.journal.after.append(self._removal_is_durable)
         self.journal.store.configure(self.key, self.stored())
+
+    def _removal_is_durable(self) -> None:
+        self._ending -= 1
 
     def _recorded_removals(self) -> list[tuple[str, int]]:
         found = [(removal.pattern, removal.below) for removal in self._removals if removal.is_recorded]
@@ -389,6 +397,7 @@ class Stream:
         subject = self._mapped(subject)
         if self.config.discard == Discard.NEW:
             message = (subject, header, payload)
+            self._free_capacity(subject, self._size_of(*message))
             publish_checks.check_capacity(self.config, self.journal.store, log, message, rollup=False)
         before = log.last_seq_of(subject) if self._republish is not None else 0
         log.skip(seq)
@@ -401,6 +410,7 @@ class Stream:
             and (rollup := parse_publish_headers(header).rollup) in ("sub", "all")
         ):
             self._roll_up(rollup, subject, seq)
+            self._begun = []  # no ack waits for it
         if self._republish is not None:
             self._republish_later(subject, header, payload, seq=seq, now=time, before=before)
         if self._limited:
@@ -545,6 +555,7 @@ class Stream:
         header = publish_checks.check_lifetime(config, wanted, header)
         if config.discard == Discard.NEW:
             stored = (subject, header, payload)
+            self._free_capacity(subject, self._size_of(*stored))
             publish_checks.check_capacity(config, self.journal.store, log, stored, rollup=bool(wanted.rollup))
         seq = self._append(subject, header, payload, now, wanted)
         if total is not None:
@@ -584,7 +595,7 @@ class Stream:
         if rollup != "sub":
             self.last_sweep = seq
         pattern = subject if rollup == "sub" else ">"
-        if not self._may_roll_up_later or not is_long(self.log, pattern, keep=1):
+        if not is_long(self.log, pattern, keep=1):
             self.log.purge(pattern=pattern, keep=1)
             return
         removal = self._rollups.get(pattern)
@@ -595,6 +606,40 @@ class Stream:
         self._begun.append(removal)
         self.journal.unsaved[self] = None  # with its group: what is still to go is in the record of the stream
         self.journal.seal_requested = True
+
+    # Where new messages are rejected for want of capacity, a rollup has made it when it is stored: what is to go
+    # leaves when its place is needed.
+
+    def _free_capacity(self, subject: str, size: int, count: int = 1) -> None:
+        """Remove messages that rollups replaced, as far as new ones take their place. Where very many small ones would
+        have to go for a large one, the rest goes later."""
+        left = MOST_FOR_ONE if self.is_removing else 0
+        while (
+            left > 0 and self._lacks_capacity(subject, size, count) and (removed := self.remove_replaced(min(left, 16)))
+        ):
+            left -= removed
+
+    def _lacks_capacity(self, subject: str, size: int, count: int) -> bool:
+        state = self.log.state
+        if state.messages + count > self._max_msgs or state.bytes + size > self._max_bytes:
+            return True
+        return 0 < self._per_subject < self.log.count_of(subject) + count
+
+    def remove_replaced(self, limit: int) -> int:
+        """Remove so many messages at most that rollups have replaced, or that are being purged; returns how many."""
+        if not self._rollups and not self._removals:
+            return 0
+        removals: list[Rollup | Removal] = [*self._rollups.values(), *self._removals]
+        for removal in removals:
+            with contextlib.suppress(CorruptRecordError):  # the removal itself ends with the error
+                if not removal.is_over and (removed := removal.remove(limit)):
+                    return removed
+        return 0
+
+    @property
+    def is_removing(self) -> bool:
+        """Whether readers may still see messages that a rollup has replaced, or that a purge is to remove."""
+        return bool(self._rollups or self._removals or self._ending)
 
     def _publish_scheduled(self, subject: str, header: bytes, payload: bytes, now: int) -> None:
         """Publish the message of a schedule that is due. Raises ApiError if the stream rejects it."""
@@ -689,6 +734,9 @@ class Stream:
     def _check_batch(self, messages: list[Staged], now: int) -> list[tuple[Staged, Total | None]]:
         """Check all messages of a batch; returns them as they are stored, with the totals of counters."""
         config = self.config
+        if config.discard == Discard.NEW and self.is_removing:
+            size = sum([self._size_of(*message[:3]) for message in messages])
+            self._free_capacity(messages[0].subject, size, len(messages))
         rules = publish_checks.BatchChecks(config, self.journal.store, self.log, self.duplicates, self._known)
         totals: dict[str, Total] = {}
         scheduled: dict[str, bool] = {}  # subjects that the batch writes to -> whether they then have a schedule
@@ -769,14 +817,8 @@ class Stream:
         log, count = self.log, 0
         while count < most and (excess := self._excess()) > 0:
             # A message that was replaced, or is being purged, is not there for a limit.
-            removals: list[Rollup | Removal] = [*self._rollups.values(), *self._removals]
-            for removal in removals:
-                removed = 0
-                with contextlib.suppress(CorruptRecordError):  # the removal itself ends with the error
-                    removed = 0 if removal.is_over else removal.remove(min(excess, most - count))
-                if removed:
-                    break
-            else:
+            removed = self.remove_replaced(min(excess, most - count))
+            if not removed:
                 if excess > 1 and log.purges_at_once:
                     log.purge(keep=self._max_msgs)
                     removed = 1

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from os.path import commonprefix
 from typing import cast
 
-from slipstream.server.engine.ports import LogState, Record, Walk, has_wildcard, matches_any, sorted_walk
+from slipstream.server.engine.ports import LogState, Record, Walk, has_wildcard, matcher, matching, sorted_walk
 from slipstream.server.store.lmdb.env import Environment
 from slipstream.server.store.lmdb.reader import LogReader, or_damaged
 from slipstream.server.store.lmdb.records import literal_prefix
@@ -69,7 +69,7 @@ class LmdbSnapshot:
             return recent
         view = self._reader().view
         best = done = 0
-        for item in view.row_steps(*_chosen((pattern,))):
+        for item in view.row_steps(*_chosen(pattern)):
             if item is None:
                 yield LOOKED_UNITS
                 continue
@@ -83,7 +83,7 @@ class LmdbSnapshot:
         return best
 
     def next(self, pattern: str, seq: int) -> Walk[Record | None]:
-        prefix, fits = _chosen((pattern,))
+        prefix, fits = _chosen(pattern)
         at, seq = self._log.probe_next(fits, seq)
         if at:
             return self._log.get(at)
@@ -114,9 +114,10 @@ class LmdbSnapshot:
             else:
                 groups.setdefault(literal_prefix(pattern), {})[pattern] = None
         for group in groups.values():
-            for item in view.row_steps(*_chosen(tuple(group))):
+            prefix, fits, units = _chosen_of(tuple(group))
+            for item in view.row_steps(prefix, fits):
                 if item is None:
-                    yield LOOKED_UNITS
+                    yield units
                     continue
                 if seq := or_damaged(view.last_in, *item, up_to):
                     found.add(seq)
@@ -126,7 +127,11 @@ class LmdbSnapshot:
                 if done == PAUSE:
                     done = 0
                     yield PAUSE
-        return None if len(found) > limit else sorted(found)
+            done += 1  # a walk is not free, even if it finds nothing
+            if done >= PAUSE:
+                done = 0
+                yield PAUSE
+        return None if len(found) > limit else (yield from sorted_walk(list(found)))
 
     def count(self, patterns: Sequence[str], seq: int) -> Walk[int]:
         reader = self._reader()
@@ -137,12 +142,12 @@ class LmdbSnapshot:
             return reader.count("", seq)
         if len(patterns) == 1 and not has_wildcard(patterns[0]):
             return (yield from self._count_subject(view, patterns[0], seq))
-        prefix, fits = _chosen(patterns)
+        prefix, fits, units = _chosen_of(patterns)
         total = done = 0
         if seq <= state.first_seq:
             for item in view.row_steps(prefix, fits):
                 if item is None:
-                    yield LOOKED_UNITS
+                    yield units
                     continue
                 total += view.count_of(*item)
                 done += 1
@@ -152,7 +157,7 @@ class LmdbSnapshot:
             return total
         for counted in reader.counts_from(prefix, fits, seq):
             if counted is None:
-                yield LOOKED_UNITS
+                yield units
             else:
                 total += counted
         return total
@@ -173,7 +178,7 @@ class LmdbSnapshot:
         view = self._reader().view
         found: list[tuple[str, int]] = []
         done = 0
-        for item in view.row_steps(*_chosen((pattern,))):
+        for item in view.row_steps(*_chosen(pattern)):
             if item is None:
                 yield LOOKED_UNITS
                 continue
@@ -202,7 +207,13 @@ class LmdbSnapshot:
         return found
 
 
-def _chosen(patterns: Sequence[str]) -> tuple[str, Callable[[str], bool]]:
-    """What every subject begins with that matches one of the filters, and whether a subject does."""
+def _chosen(pattern: str) -> tuple[str, Callable[[str], bool]]:
+    """What every subject begins with that matches the filter, and whether a subject does."""
+    return literal_prefix(pattern), matcher(pattern or ">")
+
+
+def _chosen_of(patterns: Sequence[str]) -> tuple[str, Callable[[str], bool], int]:
+    """The same of several filters, and the units of work for `LOOKED` subjects."""
     beginnings = [literal_prefix(pattern) for pattern in patterns]
-    return commonprefix(beginnings), matches_any(patterns)  # noqa: RUF071 - characters are meant, not paths
+    fits, weight = matching(patterns)
+    return commonprefix(beginnings), fits, LOOKED_UNITS * weight  # noqa: RUF071 - characters are meant, not paths

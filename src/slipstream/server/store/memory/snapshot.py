@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Protocol
 
-from slipstream.server.engine.ports import LogState, Record, Walk, has_wildcard, matches_any, sorted_walk
+from slipstream.server.engine.ports import LogState, Record, Walk, has_wildcard, matching, sorted_walk
 from slipstream.server.store.memory.index import MessageIndex
 
 PAUSE = 512  # subjects that are looked at between two pauses
@@ -64,42 +64,42 @@ class MemorySnapshot:
 
     def last(self, pattern: str) -> Walk[int]:
         best = 0
-        for names in self._names((pattern,)):
+        for names, units in self._names((pattern,)):
             best = max(best, *(self._last_of(name, self.committed.last_seq) for name in names), 0)
-            yield PAUSE_UNITS
+            yield units
         return best
 
     def next(self, pattern: str, seq: int) -> Walk[Record | None]:
         best = 0
-        for names in self._names((pattern,)):
+        for names, units in self._names((pattern,)):
             for name in names:
                 if (at := self._next_of(name, seq)) and (not best or at < best):
                     best = at
-            yield PAUSE_UNITS
+            yield units
         return self.get(best) if best else None
 
     def multi_last(self, patterns: Sequence[str], *, up_to: int = 0, limit: int = 1024) -> Walk[list[int] | None]:
         end = min(up_to, self.committed.last_seq) if up_to else self.committed.last_seq
         found: set[int] = set()
-        for names in self._names(patterns):
+        for names, units in self._names(patterns):
             found.update(seq for name in names if (seq := self._last_of(name, end)))
             if len(found) > limit:
                 return None
-            yield PAUSE_UNITS + len(names) // 4
-        return sorted(found)
+            yield units + len(names) // 4
+        return (yield from sorted_walk(list(found)))
 
     def count(self, patterns: Sequence[str], seq: int) -> Walk[int]:
         total = 0
-        for names in self._names(patterns):
+        for names, units in self._names(patterns):
             total += sum(self._count_of(name, seq) for name in names)
-            yield PAUSE_UNITS + len(names) // 4
+            yield units + len(names) // 4
         return total
 
     def subjects(self, pattern: str) -> Walk[list[tuple[str, int]]]:
         found: list[tuple[str, int]] = []
-        for names in self._names((pattern,)):
+        for names, units in self._names((pattern,)):
             found += ((name, count) for name in names if (count := self._count_of(name, 0)))
-            yield PAUSE_UNITS + len(names) // 4
+            yield units + len(names) // 4
         return (yield from sorted_walk(found))
 
     def gaps(self, limit: int) -> Walk[list[int]]:
@@ -114,18 +114,19 @@ class MemorySnapshot:
             yield PAUSE_UNITS // 2
         return found
 
-    def _names(self, patterns: Sequence[str]) -> Iterator[list[str]]:
-        """Subjects that match, with some that have no message in the snapshot; a list for every so many looked at."""
+    def _names(self, patterns: Sequence[str]) -> Iterator[tuple[list[str], int]]:
+        """Subjects that match, with some that have no message in the snapshot; a list for every so many looked at, and
+        the units of work that this took."""
         if patterns and all(pattern and not has_wildcard(pattern) for pattern in patterns):
             every: list[str] = list(dict.fromkeys(patterns))
-            fits = None
+            fits, weight = None, 1
         else:
             indexes = self._indexes()
             every = list(indexes[0].by_subject if len(indexes) == 1 else {n for i in indexes for n in i.by_subject})
-            fits = matches_any(patterns)
+            fits, weight = matching(patterns)
         rest = iter(every)
         while names := list(islice(rest, PAUSE)):
-            yield names if fits is None else [name for name in names if fits(name)]
+            yield (names if fits is None else [name for name in names if fits(name)]), PAUSE_UNITS * weight
 
     def _last_of(self, subject: str, up_to: int) -> int:
         return max(
