@@ -45,7 +45,7 @@ class RetryPolicy:
         seconds: float,
         *,
         clock: Callable[[], float] = time.monotonic,
-        pause: Callable[[float], None] = time.sleep,
+        pause: Callable[[float], object] = time.sleep,
     ) -> None:
         self._seconds = seconds
         self._clock, self._pause = clock, pause

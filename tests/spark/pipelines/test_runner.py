@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import threading
 from collections import deque
 from pathlib import Path
 from typing import NoReturn
@@ -12,10 +13,12 @@ from unittest import mock
 import pytest
 from pyspark.core.context import Py4JError  # type: ignore[attr-defined]
 
-from slipstream import BlockingJetStream, StreamConfig
-from slipstream.errors import Error, UsageError
+from slipstream import BlockingJetStream, Server, StreamConfig, connect_blocking
+from slipstream.errors import Error, RequestTimeoutError, UsageError
 from slipstream.spark.pipelines import parse
+from slipstream.spark.pipelines import runner as runners
 from slipstream.spark.pipelines.build import QueryPlan
+from slipstream.spark.pipelines.connection import wait_out
 from slipstream.spark.pipelines.display import Lines
 from slipstream.spark.pipelines.fan_out.shared_read import WrittenBatch
 from slipstream.spark.pipelines.lag import lag_seconds, letter_counts
@@ -70,6 +73,53 @@ def test_failed_query_does_not_end_the_others(tmp_path: Path, monkeypatch: pytes
     assert hint in said.getvalue()
     state = runner.queries["bad"].state
     assert (state.is_failed, state.is_recovered, bool(state.error_at)) == (True, False, True)
+
+
+@pytest.mark.parametrize("asked", ["check_servers", "create_declared"])
+def test_run_that_starts_without_a_leader_waits_for_it(
+    asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "p.toml"
+    path.write_text(text := SMALL + '\n[streams.COPY]\nsubjects = ["copy.>"]\n')
+    original = getattr(runners, asked)
+    failures = [RequestTimeoutError("timed out after 10 s waiting for an answer on '$JS.API.STREAM.INFO.ORDERS'")] * 2
+
+    def ask(*args: object) -> object:
+        if failures:
+            raise failures.pop()
+        return original(*args)
+
+    started = []
+    monkeypatch.setattr(runners, asked, ask)
+    monkeypatch.setattr("slipstream.spark.pipelines.preparation.prepare", lambda *_: None)
+    monkeypatch.setattr("slipstream.spark.pipelines.checks.deep.deep_mistakes", lambda *_: [])
+    monkeypatch.setattr("slipstream.spark.pipelines.build.plan_queries", lambda *_, **__: [])
+    monkeypatch.setattr("slipstream.spark.pipelines.fan_out.sharing.shared_reads", lambda *_: [])
+    with Server() as server, connect_blocking(server.url) as client:
+        client.jetstream().create_stream(StreamConfig("ORDERS", subjects=["orders.>"]))
+        runner = Runner(parse(text, file=str(path)), once=True, servers=server.url, out=io.StringIO())
+        monkeypatch.setattr(runner, "_spark", mock.Mock())
+        monkeypatch.setattr(runner, "_supervise", lambda *_: started.append(runner.queries))
+        runner.run()
+    assert started == [{}]
+    assert not failures
+    assert "STREAM.INFO.ORDERS'; retrying for up to 60 s (option retryFor)" in caplog.text
+
+
+def test_wait_for_a_leader_ends_with_its_time_or_with_the_run() -> None:
+    stopping = threading.Event()
+    tries = []
+
+    def ask() -> None:
+        tries.append(1)
+        raise RequestTimeoutError("no answer")
+
+    with pytest.raises(RequestTimeoutError, match="no answer"):
+        wait_out({"servers": "nats://127.0.0.1:1", "retryFor": "0"}, ask, stopping)
+    assert len(tries) == 1
+    stopping.set()
+    assert wait_out({"servers": "nats://127.0.0.1:1"}, ask, stopping) is None
+    assert len(tries) == 2
 
 
 def test_query_is_restarted_for_as_long_as_a_server_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,10 @@ Streams and buckets that the file declares are created if they do not exist; exi
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from typing import TypeVar
 
 from slipstream.api import StreamConfig
 from slipstream.errors import BucketNotFoundError, ConnectionLostError, Error, StreamNotFoundError, UsageError
@@ -19,8 +21,11 @@ from slipstream.spark.options import JETSTREAM
 from slipstream.spark.pipelines.checks.suggestions import suggestion
 from slipstream.spark.pipelines.model import Pipeline
 from slipstream.spark.pipelines.state import StateFolder
+from slipstream.spark.retries import RetryPolicy
 
 LOOK_TIMEOUT = 3.0  # seconds for a server to answer where the answer is not essential
+
+T = TypeVar("T")
 
 
 class NotReachedError(Error):
@@ -56,6 +61,24 @@ def open_connection(options: Mapping[str, str]) -> Iterator[JetStream]:
     connection = OptionReader(JETSTREAM, options, tuple(options)).connection()
     with open_jetstream(connection, os.environ) as js:
         yield js
+
+
+def wait_out(options: Mapping[str, str], work: Callable[[], T], stopping: threading.Event) -> T | None:
+    """The result of `work`, which is called again while the server or a stream's leader is away, for as long as the
+    option `retryFor` of the connection says; None if the run is stopped meanwhile.
+    """
+    seconds = OptionReader(JETSTREAM, options, tuple(options)).connection().retry_for
+    retries = RetryPolicy(seconds, pause=stopping.wait)
+    while True:
+        try:
+            result = work()
+        except Error as error:
+            retries.failed(error)
+            if stopping.is_set():
+                return None
+        else:
+            retries.succeeded()
+            return result
 
 
 @contextmanager

@@ -24,7 +24,13 @@ from slipstream.errors import Error
 from slipstream.facade._sync.client import JetStream
 from slipstream.spark.failures import failure_of, is_misfit, is_outage, is_transient, reason_of
 from slipstream.spark.pipelines.checks.servers import check_servers
-from slipstream.spark.pipelines.connection import connection_options, create_declared, last_sequences, open_connection
+from slipstream.spark.pipelines.connection import (
+    connection_options,
+    create_declared,
+    last_sequences,
+    open_connection,
+    wait_out,
+)
 from slipstream.spark.pipelines.display import Lines, display
 from slipstream.spark.pipelines.lag import lag_seconds, letter_counts
 from slipstream.spark.pipelines.model import Pipeline, PipelineError, check_master
@@ -286,7 +292,9 @@ class Runner:
                 raise
 
     def _run_on_spark(self, connection: dict[str, str], js: JetStream, screen: Lines) -> None:
-        report = check_servers(self._pipeline, js)
+        report = wait_out(connection, lambda: check_servers(self._pipeline, js), self._stopping)
+        if report is None:
+            return
         for warning in report.warnings:
             screen.say(warning.line(self._pipeline.file, "warning: "))
         if self._stopping.is_set():
@@ -309,8 +317,11 @@ class Runner:
                 prepare(spark, self._pipeline, connection)
                 if mistakes := [*report.mistakes, *deep_mistakes(spark, self._pipeline)]:
                     raise PipelineError(self._pipeline.file, mistakes)
-                for created in create_declared(js, self._pipeline):
-                    screen.say(f"created {created}")
+                created = wait_out(connection, lambda: create_declared(js, self._pipeline), self._stopping)
+                if created is None:
+                    return
+                for name in created:
+                    screen.say(f"created {name}")
                 plans = plan_queries(spark, self._pipeline, connection, snapshots=str(self._state.tables))
                 self.queries = {plan.name: RunningQuery(plan, self._events.add) for plan in plans}
                 self._shared = [
