@@ -345,6 +345,15 @@ class Consumer:
 
     # Commits.
 
+    def added(self, first: int, count: int) -> bool:
+        """Follow a commit that only added messages, from the sequence `first` on; False if that takes a look at them.
+        Of thousands of consumers, most have no filter and wait for a request: they do nothing but count."""
+        if self._search is not None or not self._job.live or not self.cursor.added(first, count):
+            return False
+        if self.cursor.left and self.delivery.is_wanted:
+            self._job.wake()
+        return True
+
     def committed(self, news: Changes, added: Mapping[str, int]) -> None:
         """A group was committed; `added` counts its new messages by subject."""
         if self._search is not None:

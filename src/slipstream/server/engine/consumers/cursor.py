@@ -247,6 +247,14 @@ class Cursor:
         else:
             self._follow(news, added)
 
+    def added(self, first: int, count: int) -> bool:
+        """Follow a commit that only added messages, from the sequence `first` on, all of which are still to come."""
+        state = self.state
+        if not self.started or self.filters.patterns or state.skips is not None or first < state.next_seq:
+            return False
+        self.left += count
+        return True
+
     def _follow(self, news: Changes, added: Mapping[str, int]) -> None:
         state, covers, skips = self.state, self.filters.covers, self.state.skips
         if skips is not None and skips.done:

@@ -7,6 +7,7 @@ has a consumer.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from slipstream.api import AckPolicy, ConsumerConfig, DeliverPolicy, Retention
 from slipstream.errors import ConsumerNotFoundError, ErrorCode
@@ -282,11 +283,15 @@ class Consumers:
         if news is None:
             return
         self.retention.committed(news)
-        consumers = list(self.items.values())
-        filtered = any(cursor.filters.patterns for cursor in self._cursors.values())
-        added = Counter(subject for _, subject in news.added) if filtered else {}
-        for consumer in consumers:
-            consumer.committed(news, added)
+        count = 0 if news.recount or news.removed else len(news.added)
+        first = news.added[0][0] if count else 0
+        added: Mapping[str, int] | None = None
+        for consumer in list(self.items.values()):
+            if count and consumer.added(first, count):
+                continue
+            if added is None and consumer.cursor.filters.patterns:
+                added = Counter([subject for _, subject in news.added])
+            consumer.committed(news, added if added is not None else {})
 
     def resume(self) -> None:
         """A mirror's copy became worth more without a new message: consumers that wait for that look again."""

@@ -292,7 +292,6 @@ class Environment:
         self._pins: dict[int, Pin] = {}  # snapshots that are in use, by their epochs
         self.transaction: lmdb.Transaction[bytes] | None = None  # of the group that is being written
         self.journal_next: int = 0  # number of the next journal record
-        self.flushed: list[tuple[Base, list[str]]] = []  # rows that the group wrote to the table of subjects
         self.tally: Tally = Tally()  # with the transaction under way
         self.committed_tally: Tally = Tally()
         self.corrupt_records: int = 0

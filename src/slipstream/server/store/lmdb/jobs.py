@@ -27,8 +27,8 @@ from slipstream.server.store.lmdb.env import (
     control_key,
 )
 from slipstream.server.store.lmdb.records import INDEXED as INDEXED_RECORD
-from slipstream.server.store.lmdb.records import pack_entry, pack_row, seal, weight
-from slipstream.server.store.lmdb.segments import Base, Delta
+from slipstream.server.store.lmdb.records import pack_entries, pack_rows, seal, weigh
+from slipstream.server.store.lmdb.segments import Base, Delta, group
 from slipstream.server.store.lmdb.view import read_tail
 
 
@@ -45,11 +45,10 @@ class Job(Protocol):
 class Flushable(Protocol):
     """A log, as a flush sees it."""
 
-    @property
-    def base(self) -> Base: ...
+    sealed: Delta | None
 
     @property
-    def sealed(self) -> Delta | None: ...
+    def base(self) -> Base: ...
 
 
 def _sorted(names: Iterable[str], step: int) -> Iterator[list[str] | int]:
@@ -100,22 +99,26 @@ def clear(env: Environment, table: int, prefix: bytes, end: bytes = b"") -> Iter
 
 
 class FlushJob:
-    """Write the changed rows of a log to the table of subjects, then drop the journal that stood in for them."""
+    """Write the changed rows of a log to the table of subjects, then drop the journal that stood in for them.
 
-    def __init__(self, log: Flushable) -> None:
+    It writes them as they are when it is made, between two groups. Rows that change again meanwhile wait for the next
+    flush, and their journal is kept.
+    """
+
+    def __init__(self, log: Flushable, journal_next: int, cache: int) -> None:
+        """`journal_next`: the number of the next journal record; `cache`: how many rows to keep in memory."""
         self._log = log
         self._base = log.base
-        self._base.flushing = True
-        self._covered = 0
+        self._rows = self._base.begin_flush(cache)
+        self._cache = cache
+        self._covered = self._base.journaled
+        self._journal_next = journal_next
 
     def steps(self, env: Environment) -> Iterator[int]:
         log, base = self._log, self._base
-        newer = log.sealed.sealed_rows if log.sealed is not None else {}
-        names = [*base.dirty, *(subject for subject in newer if subject not in base.dirty)]
-        self._covered = base.journaled + len(newer)
-        mark = control_key(JOURNAL, base.sid, env.journal_next)
+        mark = control_key(JOURNAL, base.sid, self._journal_next)
         prefix = base.sid.to_bytes(4, "big")
-        for part in _sorted(names, env.step):
+        for part in _sorted(list(self._rows), env.step):
             if isinstance(part, int):
                 yield part
                 continue
@@ -126,33 +129,21 @@ class FlushJob:
         yield from clear(env, CONTROL, control_key(JOURNAL, base.sid), mark)
 
     def _write(self, env: Environment, prefix: bytes, part: list[str]) -> None:
-        rows, newer = self._base.dirty, self._log.sealed.sealed_rows if self._log.sealed is not None else {}
-        puts: list[tuple[bytes, bytes]] = []
-        gone: list[bytes] = []
-        change = 0
+        puts, gone, added = pack_rows(prefix, part, self._rows)
+        keys = [key for key, _ in puts]
+        keys += gone
         with env.write.cursor(db=env.subjects) as cursor:
-            for subject in part:
-                row = newer.get(subject) or rows[subject]
-                key, value, its_weight = pack_row(prefix, subject, row)
-                if cursor.set_key(key):  # in order: mostly on the page of the one before
-                    change -= weight(key, cursor.value())
-                    if not row[0]:
-                        gone.append(key)
-                if row[0]:
-                    puts.append((key, value))
-                    change += its_weight
+            removed = weigh(cursor.getmulti(keys))  # in order: mostly on the page of the one before
             for key in gone:
                 env.write.delete(key, db=env.subjects)
             cursor.putmulti(puts)
         if env.changed is not None:
-            env.changed.append((SUBJECTS, [*gone, *(key for key, _ in puts)]))
-        env.tally.subjects += change
-        env.flushed.append((self._base, part))
+            env.changed.append((SUBJECTS, keys))
+        env.tally.subjects += added - removed
 
     def settle(self) -> None:
-        base = self._base
-        base.flushing = False
-        base.journaled -= self._covered
+        self._base.end_flush(self._cache)
+        self._base.journaled -= self._covered
 
 
 class SealJob:
@@ -168,21 +159,18 @@ class SealJob:
         base, number = self._base, self._number
         prefix = base.sid.to_bytes(4, "big") + number.to_bytes(8, "big")
         yield from clear(env, INDEX, prefix)  # an earlier try may have been cut off
-        part = read_tail(env, base).get(number, {})
-        start = number * base.size
-        for names in _sorted(list(part), env.step):
+        part, start = read_tail(env, base).get(number), number * base.size
+        found: dict[str, list[int]] = {}  # as of now: what is removed meanwhile is named nevertheless
+        if part is not None:
+            messages = list(zip(part.names, part.seqs, strict=True))
+            for at in range(0, len(messages), 8 * env.step):
+                group(messages[at : at + 8 * env.step], found)
+                yield 2 * env.step
+        for names in _sorted(list(found), env.step):
             if isinstance(names, int):
                 yield names
                 continue
-            puts: list[tuple[bytes, bytes]] = []
-            named = total = 0
-            for subject in names:
-                seqs = part.get(subject)
-                if seqs:
-                    named += len(seqs)
-                    key, value, its_weight = pack_entry(prefix, subject, start, seqs)
-                    total += its_weight
-                    puts.append((key, value))
+            puts, named, total = pack_entries(prefix, names, start, found)
             self._named += named
             self._sum += total
             with env.write.cursor(db=env.index) as cursor:

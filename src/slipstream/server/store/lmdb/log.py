@@ -23,12 +23,13 @@ from slipstream.server.store.lmdb.jobs import Job
 from slipstream.server.store.lmdb.proof import blocks_with
 from slipstream.server.store.lmdb.proof import count as count_block
 from slipstream.server.store.lmdb.reader import LogReader
-from slipstream.server.store.lmdb.records import HEAD, MESSAGE_KEY, CorruptMessageError, Stored, inspect
-from slipstream.server.store.lmdb.segments import COUNTED, Base, Delta, MutableRow, Segment, Tuning, share
+from slipstream.server.store.lmdb.records import HEAD, LONG, MESSAGE_KEY, CorruptMessageError, Stored, inspect
+from slipstream.server.store.lmdb.segments import COUNTED, Base, Delta, Part, Row, Segment, Tuning, share
 from slipstream.server.store.lmdb.snapshot import LmdbSnapshot
-from slipstream.server.store.lmdb.view import View, stored_row
+from slipstream.server.store.lmdb.view import View, stored_rows
 
 _NOTHING: Mapping[str, bytes] = {}
+_NO_ROW: Final = (0, 0, 0)
 _key: Final = MESSAGE_KEY.pack
 _pack_head: Final = HEAD.pack
 
@@ -107,6 +108,8 @@ class LmdbLog(LogReader):
 
     @property
     def state(self) -> LogState:
+        if self.open is not None:
+            self._count(self.open)
         return LogState(
             self._messages,
             self._bytes,
@@ -125,28 +128,20 @@ class LmdbLog(LogReader):
             delta = self.touch()
         seq = self._last_seq + 1
         name = subject.encode()
-        key = _key(self._sid, seq)
-        body = b"".join((_pack_head(time, len(name), len(header)), name, header, payload))
-        row = delta.rows.get(subject)
-        if row is None:
-            row = self._own_row(delta, subject)
+        if len(name) > LONG:  # its row may be refused
+            self._own_row(delta, subject)
         if seq >= self._roll_at:  # also as a group's first message: its segment is not known yet
             self._roll(delta, seq)
+        key = _key(self._sid, seq)
+        body = b"".join((_pack_head(time, len(name), len(header)), name, header, payload))
         size = len(body) + (18 if header else 14)
         crc = crc32(body, crc32(key))
         delta.messages[key] = body + crc.to_bytes(4, "little")
         if header and (moment := expires_at(time, header)):
             delta.moments[moment_key(self._sid, moment, seq)] = True
-        if not row.count:
-            row.first = seq
-            self._subjects += 1
-        row.count += 1
-        row.last = seq
-        row.seqs.append(seq)
-        segment = self._segment
-        segment.count += 1
-        segment.bytes += size
-        segment.sums[(seq - self._segment_start) // self._block] += COUNTED + ((crc ^ seq) & 0xFFFFFFFF)  # `share`
+        delta.names.append(subject)  # the rest is done with many at once: see `_count`
+        delta.crcs.append(crc)
+        delta.size += size
         if not self._messages:
             self._first_seq, self._first_time = seq, time
         self._messages += 1
@@ -158,10 +153,62 @@ class LmdbLog(LogReader):
             self._changes.added.append((seq, subject))
         return seq
 
+    def _count(self, delta: Delta) -> None:
+        """Count the messages that were appended since the last time, in the rows of their subjects and in the segment.
+
+        Together they cost less than one by one; and a publish without limits on subjects looks for no row. All who
+        look at rows or segments come here first.
+        """
+        names, crcs = delta.names, delta.crcs
+        if not names:
+            return
+        rows = delta.rows
+        if fresh := [subject for subject in names if subject not in rows]:
+            self._fetch_rows(delta, fresh)  # nothing is counted if this raises
+        seq = start = delta.end + 1 - len(names)
+        for subject in names:
+            count, first, _ = rows[subject]
+            if count:
+                rows[subject] = (count + 1, first, seq)
+            else:
+                rows[subject] = (1, seq, seq)
+                self._subjects += 1
+            seq += 1
+        segment = self._segment
+        segment.count += len(names)
+        segment.bytes += delta.size
+        sums, block, segment_start = segment.sums, self._block, self._segment_start
+        seq = start
+        for crc in crcs:
+            sums[(seq - segment_start) // block] += COUNTED + ((crc ^ seq) & 0xFFFFFFFF)  # `share`
+            seq += 1
+        delta.tail[start // self._base.size].extend(names, range(start, seq))
+        delta.names, delta.crcs, delta.size = [], [], 0
+
+    def _fetch_rows(self, delta: Delta, subjects: list[str]) -> None:
+        """Bring the rows of subjects into the open group."""
+        rows, base, older = delta.rows, self._base, self.sealed
+        if delta.fresh or (older is not None and older.fresh):
+            known = older.rows if older is not None and not delta.fresh else {}
+            for subject in subjects:
+                rows[subject] = known.get(subject, _NO_ROW)
+            return
+        recent, dirty, flushing, clean = older.rows if older is not None else {}, base.dirty, base.flushing, base.clean
+        missing: list[str] = []
+        for subject in subjects:
+            row = recent.get(subject) or dirty.get(subject) or flushing.get(subject) or clean.get(subject)
+            if row is None:
+                missing.append(subject)
+            else:
+                rows[subject] = row
+        if missing:
+            stored_rows(self._env, base, missing, rows)
+
     def skip(self, seq: int) -> None:
         if seq <= self._last_seq + 1:
             return
         delta = self.touch()
+        self._count(delta)
         self._last_seq = seq - 1
         if not delta.messages:  # with messages before the gap, views walk the gap until the group is committed
             delta.start, delta.end = seq, seq - 1
@@ -250,7 +297,7 @@ class LmdbLog(LogReader):
             return view.last_of(subject)
         best, fits = 0, matcher(subject)
         for delta in reversed(view.deltas):  # what a younger group added is younger than all the rest
-            for name, row in delta.changed().items():
+            for name, row in delta.rows.items():
                 if row[2] > best and row[2] >= delta.start and fits(name):
                     best = max(best, view.last_in(name, row))
             if best >= delta.start:
@@ -324,6 +371,8 @@ class LmdbLog(LogReader):
         return self.open
 
     def _writer(self) -> View:
+        if self.open is not None:
+            self._count(self.open)
         view = self._write_view
         if view is None or view.epoch != self._env.epoch:
             deltas = tuple(delta for delta in (self.sealed, self.open) if delta is not None)
@@ -335,26 +384,23 @@ class LmdbLog(LogReader):
         view.swept, view.first = self._swept, self._first_seq
         return view
 
-    def _own_row(self, delta: Delta, subject: str) -> MutableRow:
-        """The subject's row as the open group may change it."""
-        row = delta.rows.get(subject)
-        if row is None:
-            known, older, base = None, self.sealed, self._base
-            if not delta.fresh:
-                if older is not None:
-                    known = older.sealed_rows.get(subject)
-                if known is None and (older is None or not older.fresh):
-                    known = base.dirty.get(subject) or base.clean.get(subject)
-                    known = known or stored_row(self._env, base, subject)
-            if known is None:
-                row = MutableRow(0, 0, 0)
-            else:
-                count, first, last = known
-                row = MutableRow(count, first, last)
-            delta.rows[subject] = row
-        return row
+    def _own_row(self, delta: Delta, subject: str) -> Row:
+        """The subject's row as the open group has it."""
+        self._count(delta)
+        if subject not in delta.rows:
+            self._fetch_rows(delta, [subject])
+        return delta.rows[subject]
+
+    def _take_from_row(self, delta: Delta, subject: str) -> None:
+        """Count a message less."""
+        count, first, last = self._own_row(delta, subject)
+        if count:  # 0 only if it is damaged and its subject is unknown
+            delta.rows[subject] = (count - 1, first, last)
+            if count == 1:
+                self._subjects -= 1
 
     def _own_segment(self, delta: Delta, number: int) -> Segment:
+        self._count(delta)
         segment = delta.segments.get(number)
         if segment is None:
             older, known = self.sealed, None
@@ -368,10 +414,10 @@ class LmdbLog(LogReader):
 
     def _roll(self, delta: Delta, seq: int) -> None:
         """Begin the segment of `seq`."""
+        self._count(delta)
         number = seq // self._base.size
-        if delta.current >= 0:
-            delta.close_segment()
-        delta.current = number
+        if number not in delta.tail:
+            delta.tail[number] = Part()
         self._segment = self._own_segment(delta, number)
         self._segment_start = number * self._base.size
         self._roll_at = (number + 1) * self._base.size
@@ -394,23 +440,26 @@ class LmdbLog(LogReader):
 
     def _unlink(self, delta: Delta, seq: int, value: bytes) -> Stored:
         """Remove a message, and take it out of its subject's row."""
-        key, number = _key(self._sid, seq), seq // self._base.size
-        stored = inspect(key, value)
-        if not stored.sound:
-            stored = self._identify(stored, seq)
-        subject = stored.subject
-        row = self._own_row(delta, subject)
-        if row.count:  # 0 only if it is damaged and its subject is unknown
-            row.count -= 1
-            if not row.count:
-                self._subjects -= 1
-        if stored.sound and (moment := moment_of(value)):
-            delta.moments[moment_key(self._sid, moment, seq)] = False
+        stored = self._inspect(delta, seq, value)
+        self._delete(delta, seq, stored.subject)
+        return stored
+
+    def _delete(self, delta: Delta, seq: int, subject: str) -> None:
+        self._take_from_row(delta, subject)
+        key = _key(self._sid, seq)
         if key in delta.messages:  # added by the same group: it never reaches the disk
             del delta.messages[key]
-            delta.forget(seq, number, subject)
+            delta.tail[seq // self._base.size].remove(seq)
         else:
             delta.deletes[key] = subject
+
+    def _inspect(self, delta: Delta, seq: int, value: bytes) -> Stored:
+        """What there is to know of a message that is removed; its expiry is removed with it."""
+        stored = inspect(_key(self._sid, seq), value)
+        if not stored.sound:
+            return self._identify(stored, seq)
+        if moment := moment_of(value):
+            delta.moments[moment_key(self._sid, moment, seq)] = False
         return stored
 
     def _identify(self, stored: Stored, seq: int) -> Stored:
@@ -449,6 +498,8 @@ class LmdbLog(LogReader):
     def _sum_of(self, block: int) -> int:
         """What a block must add up to, as the writer sees it."""
         number = block // self._base.per_segment
+        if self.open is not None:
+            self._count(self.open)
         for delta in (self.open, self.sealed):
             if delta is not None:
                 if (segment := delta.segments.get(number)) is not None:
@@ -483,10 +534,7 @@ class LmdbLog(LogReader):
             return False
         delta = self.touch()
         stored = self._identify(Stored(0, "", 0, False), seq)
-        row = self._own_row(delta, stored.subject)
-        if row.count:
-            row.count -= 1
-            self._subjects -= not row.count
+        self._take_from_row(delta, stored.subject)
         delta.deletes[key] = stored.subject
         self._drop_lost(view, block, 1)
         if self._changes is not None:
@@ -665,22 +713,26 @@ class LmdbLog(LogReader):
 
     def sweep(self, limit: int) -> int:
         """Remove some of the messages that a purge left behind; returns how many."""
-        delta, count = self.touch(), 0
+        delta, subjects, swept = self.touch(), dict[int, str](), self._first_seq
         for seq, value in self._writer().items(self._swept, self._first_seq):
-            if count == limit:
-                self._swept = seq
-                return count
-            self._unlink(delta, seq, value)
-            count += 1
-        self._swept = self._first_seq
-        self._context.sweeping.pop(self, None)
-        return count
+            if len(subjects) == limit:
+                swept = seq
+                break
+            subjects[seq] = self._inspect(delta, seq, value).subject
+        if fresh := [subject for subject in subjects.values() if subject not in delta.rows]:
+            self._fetch_rows(delta, fresh)
+        for seq, subject in subjects.items():
+            self._delete(delta, seq, subject)
+        self._swept = swept
+        if swept == self._first_seq:
+            self._context.sweeping.pop(self, None)
+        return len(subjects)
 
     # Groups.
 
     def seal(self, delta: Delta) -> None:
         """Close the open group's delta."""
-        delta.seal(self.state, self._swept)
+        delta.state, delta.swept = self.state, self._swept
         if self._changes is not None:
             self._changes.seal()
         if delta.fresh:

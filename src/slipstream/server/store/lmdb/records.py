@@ -6,7 +6,7 @@ detected. Numbers in keys are big-endian (LMDB sorts bytes), numbers in values l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from struct import Struct, pack, unpack_from
 from struct import error as StructError  # noqa: N812 - the module calls it `error`
@@ -163,17 +163,29 @@ def _with_name(name: bytes, subject: str, body: bytes) -> bytes:
     return len(full).to_bytes(4, "little") + full + body
 
 
-def pack_row(prefix: bytes, subject: str, row: Row) -> tuple[bytes, bytes, int]:
-    """Key, value and weight of a row."""
-    count, first, last = row
-    name = subject_key(subject)
-    key = prefix + name
-    body = _pack_row(count, first, last)
-    if len(name) == _LONG_SIZE:
-        body = _with_name(name, subject, body)
-    key_crc: int = crc32(key)
-    crc: int = crc32(body, key_crc)
-    return key, body + crc.to_bytes(4, "little"), key_crc ^ crc | _ONE
+def pack_rows(
+    prefix: bytes, subjects: Iterable[str], rows: Mapping[str, Row]
+) -> tuple[list[tuple[bytes, bytes]], list[bytes], int]:
+    """Keys and values of the rows of subjects, the keys of those that are empty, and what the others add to the sum."""
+    puts: list[tuple[bytes, bytes]] = []
+    gone: list[bytes] = []
+    total, prefix_crc = 0, crc32(prefix)
+    for subject in subjects:
+        count, first, last = rows[subject]
+        name = subject.encode()
+        if len(name) > LONG:
+            name = subject_key(subject)
+        if not count:
+            gone.append(prefix + name)
+            continue
+        body = _pack_row(count, first, last)
+        if len(name) > LONG:
+            body = _with_name(name, subject, body)
+        key_crc = crc32(name, prefix_crc)
+        crc = crc32(body, key_crc)
+        puts.append((prefix + name, body + crc.to_bytes(4, "little")))
+        total += key_crc ^ crc
+    return puts, gone, total + len(puts) * _ONE
 
 
 def unpack_row(key: bytes, value: bytes) -> tuple[str, Row] | None:
@@ -189,19 +201,44 @@ def unpack_row(key: bytes, value: bytes) -> tuple[str, Row] | None:
         return None
 
 
-def pack_entry(prefix: bytes, subject: str, start: int, seqs: Sequence[int]) -> tuple[bytes, bytes, int]:
-    """Key, value and weight of the index entry of one subject in the segment that begins at `start`."""
-    name = subject_key(subject)
-    key = prefix + name
-    if len(seqs) == 1:  # most of them, where there are many
-        body = (seqs[0] - start).to_bytes(2, "little")
-    else:
-        body = pack(f"<{len(seqs)}H", *(seq - start for seq in seqs))
-    if len(name) == _LONG_SIZE:
-        body = _with_name(name, subject, body)
-    key_crc: int = crc32(key)
-    crc: int = crc32(body, key_crc)
-    return key, body + crc.to_bytes(4, "little"), key_crc ^ crc | _ONE
+def pack_entries(
+    prefix: bytes, subjects: Iterable[str], start: int, found: Mapping[str, Sequence[int]]
+) -> tuple[list[tuple[bytes, bytes]], int, int]:
+    """Keys and values of the index entries of subjects in the segment that begins at `start`, how many messages they
+    name, and what they add to the sum."""
+    puts: list[tuple[bytes, bytes]] = []
+    named, total, prefix_crc = 0, 0, crc32(prefix)
+    for subject in subjects:
+        seqs = found[subject]
+        name = subject.encode()
+        if len(name) <= LONG and len(seqs) == 1:  # most of them, where there are many
+            offset = seqs[0] - start
+            key_crc = crc32(name, prefix_crc)
+            crc = crc32(offset.to_bytes(2, "little"), key_crc)
+            puts.append((prefix + name, (crc << 16 | offset).to_bytes(6, "little")))
+            named += 1
+        else:
+            name = subject_key(subject)
+            body = _with_name(name, subject, pack(f"<{len(seqs)}H", *[seq - start for seq in seqs]))
+            key_crc = crc32(name, prefix_crc)
+            crc = crc32(body, key_crc)
+            puts.append((prefix + name, body + crc.to_bytes(4, "little")))
+            named += len(seqs)
+        total += key_crc ^ crc
+    return puts, named, total + len(puts) * _ONE
+
+
+def weigh(items: Iterable[tuple[bytes, bytes]]) -> int:
+    """What entries add to the sum of their table: `weight` of many."""
+    total = 0
+    for key, value in items:
+        total += _ONE + (crc32(key) ^ int.from_bytes(value[-4:], "little"))
+    return total
+
+
+def row_of(key: bytes, value: bytes) -> Row | None:
+    """The content of a row whose subject is in its key; None if it is damaged, or the subject is not all there."""
+    return ROW.unpack_from(value) if len(value) == 28 and crc32(value, crc32(key)) == RESIDUE else None
 
 
 def unpack_entry(key: bytes, value: bytes) -> tuple[str, tuple[int, ...]] | None:

@@ -15,7 +15,8 @@ out and that still await removal (they are counted in their subjects' rows, and 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Final, NamedTuple
 
 from slipstream.server.engine.ports import LogState
@@ -44,10 +45,11 @@ class Tuning(NamedTuple):
         return max(self.cache, min(subjects // 4, 8 * self.cache))
 
 
+FREED: Final = 64  # rows that a group of one change frees
 COUNTED: Final = 1 << 44  # a block has 4,096 messages at most, so their checksums add up to less
 
-Row = tuple[int, int, int]  # of a subject: number of messages; none is older than this one; none is younger
-Tail = dict[int, dict[str, Sequence[int]]]  # segment -> subject -> sequences, ascending
+# Of a subject: number of messages; none is older than this one; none is younger. A bound is or was one of its messages.
+Row = tuple[int, int, int]
 
 
 def share(seq: int, value: bytes | memoryview) -> int:
@@ -60,16 +62,87 @@ def block_size(segment: int) -> int:
     return next(size for size in range(max(1, segment // 16), 0, -1) if segment % size == 0)
 
 
-class MutableRow:
-    """A subject's row while the open group changes it. A bound is or was a message of the subject."""
+class Part:
+    """The index of a segment in memory: the subjects of its messages as they came, and their sequences.
 
-    __slots__ = ("count", "first", "last", "seqs")
+    Appending is what nearly all of them are used for, so it costs next to nothing. By subject they are ordered when one
+    is looked up, and only those that came since the last lookup.
+    """
 
-    def __init__(self, count: int, first: int, last: int) -> None:
-        self.count: int = count
-        self.first: int = first
-        self.last: int = last
-        self.seqs: list[int] = []  # added by the open group in the current segment
+    __slots__ = ("_by_subject", "_ordered", "names", "seqs")
+
+    def __init__(self) -> None:
+        self.names: list[str | None] = []  # None: it was removed
+        self.seqs: list[int] = []  # ascending
+        self._by_subject: dict[str, tuple[int, ...]] = {}
+        self._ordered: int = 0  # of how many messages
+
+    @staticmethod
+    def of(found: Mapping[str, Sequence[int]]) -> Part:
+        """The part with these subjects and their sequences."""
+        part = Part()
+        for seq, name in sorted([(seq, name) for name, seqs in found.items() for seq in seqs]):
+            part.seqs.append(seq)
+            part.names.append(name)
+        return part
+
+    def copied(self) -> Part:
+        """The same, which later changes do not reach."""
+        copy = Part()
+        copy.names, copy.seqs = list(self.names), list(self.seqs)
+        copy._by_subject, copy._ordered = dict(self._by_subject), self._ordered
+        return copy
+
+    def extend(self, names: Sequence[str | None], seqs: Iterable[int]) -> None:
+        """Add messages behind all others."""
+        self.names.extend(names)
+        self.seqs.extend(seqs)
+
+    def remove(self, seq: int) -> None:
+        """Take a message out, if it is there."""
+        at = bisect_left(self.seqs, seq)
+        if at == len(self.seqs) or self.seqs[at] != seq:
+            return
+        name = self.names[at]
+        if name is None:
+            return
+        self.names[at] = None
+        if at < self._ordered:
+            if left := tuple([other for other in self._by_subject[name] if other != seq]):
+                self._by_subject[name] = left
+            else:
+                del self._by_subject[name]
+
+    def order_some(self, limit: int) -> bool:
+        """Order up to `limit` messages by subject; whether that were all."""
+        start, end = self._ordered, min(len(self.seqs), self._ordered + limit)
+        if start < end:
+            known = self._by_subject
+            found: dict[str, list[int]] = {}
+            group(zip(self.names[start:end], self.seqs[start:end], strict=True), found)
+            for name, seqs in found.items():
+                known[name] = (*known[name], *seqs) if name in known else tuple(seqs)
+            self._ordered = end
+        return end == len(self.seqs)
+
+    def by_subject(self) -> Mapping[str, Sequence[int]]:
+        """The sequences of every subject."""
+        self.order_some(len(self.seqs))
+        return self._by_subject
+
+
+def group(messages: Iterable[tuple[str | None, int]], found: dict[str, list[int]]) -> None:
+    """Add the sequences of messages to those of their subjects."""
+    for name, seq in messages:
+        if name is not None:
+            known = found.get(name)
+            if known is None:
+                found[name] = [seq]
+            else:
+                known.append(seq)
+
+
+Tail = dict[int, Part]  # by segment
 
 
 class Segment:
@@ -93,8 +166,8 @@ class Delta:
     """What a group changes in one log: rows and segments in full, messages to write and to remove."""
 
     __slots__ = (
-        "config", "current", "deletes", "end", "fresh", "kept", "messages", "moments", "rows", "sealed_rows",
-        "segments", "settled", "sid", "start", "state", "swept", "tail",
+        "config", "crcs", "deletes", "end", "fresh", "kept", "messages", "moments", "names", "rows", "segments",
+        "settled", "sid", "size", "start", "state", "swept", "tail",
     )  # fmt: skip
 
     def __init__(self, sid: int, start: int, *, fresh: bool) -> None:
@@ -107,55 +180,21 @@ class Delta:
         self.messages: dict[bytes, bytes] = {}
         self.deletes: dict[bytes, str] = {}  # keys of older messages, with their subjects
         self.moments: dict[bytes, bool] = {}  # keys of the table of expiries: to be put, or to be removed
-        self.rows: dict[str, MutableRow] = {}  # while it is open
-        self.sealed_rows: dict[str, Row] = {}  # when it is sealed
+        self.rows: dict[str, Row] = {}
         self.segments: dict[int, Segment] = {}
         self.settled: set[int] = set()  # blocks that lacked messages, and whose sums were replaced
-        self.tail: dict[int, dict[str, list[int]]] = {}
-        self.current: int = -1  # the segment that the `seqs` of the rows belong to
+        self.tail: Tail = {}
         self.state: LogState = LogState()
         self.swept: int = 1
+        # The messages up to `end` that are not in `rows`, `segments` and `tail` yet: all of one segment, without gaps.
+        self.names: list[str] = []
+        self.crcs: list[int] = []
+        self.size: int = 0
 
-    def close_segment(self) -> None:
-        """Move the sequences that were added from the rows to the tail."""
-        part = {}
-        for subject, row in self.rows.items():
-            if row.seqs:
-                part[subject] = row.seqs
-                row.seqs = []
-        if part:
-            self.tail[self.current] = part
-
-    def seal(self, state: LogState, swept: int) -> None:
-        """Nothing changes any more."""
-        part: dict[str, list[int]] = {}
-        rows = self.sealed_rows
-        for subject, row in self.rows.items():
-            rows[subject] = (row.count, row.first, row.last)
-            if row.seqs:
-                part[subject] = row.seqs
-        if part:
-            self.tail[self.current] = part
-        self.state, self.swept = state, swept
-        self.rows = {}
-
-    def row(self, subject: str) -> Row | None:
-        row = self.rows.get(subject)
-        return (row.count, row.first, row.last) if row is not None else self.sealed_rows.get(subject)
-
-    def changed(self) -> dict[str, Row]:
-        """The rows of all subjects that it touched."""
-        return self.sealed_rows or {subject: (row.count, row.first, row.last) for subject, row in self.rows.items()}
-
-    def forget(self, seq: int, segment: int, subject: str) -> None:
-        """Take a message that this group added out of its index."""
-        seqs = self.rows[subject].seqs if segment == self.current else self.tail[segment][subject]
-        del seqs[bisect_left(seqs, seq)]
-
-    def entry(self, segment: int, subject: str) -> list[int]:
+    def entry(self, segment: int, subject: str) -> Sequence[int]:
         """Sequences of a subject that this group added to a segment."""
-        row = self.rows.get(subject) if segment == self.current else None
-        return row.seqs if row is not None else self.tail.get(segment, {}).get(subject, [])
+        part = self.tail.get(segment)
+        return part.by_subject().get(subject, ()) if part is not None else ()
 
 
 class Base:
@@ -169,8 +208,12 @@ class Base:
         self.per_segment: int = size // self.block
         self.state: LogState = LogState()
         self.swept: int = 1
-        self.dirty: dict[str, Row] = {}  # rows that the disk has not
-        self.clean: dict[str, Row] = {}  # some that it has
+        # Rows by age: those that the disk has not, those that are on their way there, and some that it has.
+        self.dirty: dict[str, Row] = {}
+        self.flushing: dict[str, Row] = {}
+        self.clean: dict[str, Row] = {}
+        self.is_flushing = False
+        self._outdated: dict[str, Row] = {}  # to be freed, some with each group: many at once would take a while
         self.segments: dict[int, Segment] = {}  # those with messages, ascending
         self.indexed: dict[int, int] = {}  # segments with an index on the disk -> how many messages it names
         self.index_sums: dict[int, int] = {}  # of those whose entries were not compared with it yet
@@ -184,7 +227,6 @@ class Base:
         self.unindexed: set[int] = set()  # segments with messages and no index
         self.dead: set[int] = set()  # full segments without messages, whose index is still there
         self.journaled: int = 0  # rows in the journal
-        self.flushing = False
         self.sealing: set[int] = set()
         self.dropping: set[int] = set()
 
@@ -192,8 +234,8 @@ class Base:
         """The log as of now, which later commits do not change. Rows that the disk has are left to the disk."""
         copy = Base(self.sid, self.size, self.name)
         copy.state, copy.swept = self.state, self.swept
-        copy.dirty, copy.segments, copy.indexed = dict(self.dirty), dict(self.segments), dict(self.indexed)
-        copy.tail = None if self.tail is None else {number: dict(part) for number, part in self.tail.items()}
+        copy.dirty, copy.segments, copy.indexed = self.unflushed(), dict(self.segments), dict(self.indexed)
+        copy.tail = None if self.tail is None else {number: part.copied() for number, part in self.tail.items()}
         copy.unindexed = set(self.unindexed)
         copy.index_sums, copy.poison, copy.lost = dict(self.index_sums), dict(self.poison), dict(self.lost)
         copy.proved, copy.counted, copy.foreign = set(self.proved), set(self.counted), set(self.foreign)
@@ -209,20 +251,28 @@ class Base:
         return segment.sums[block - number * self.per_segment] if segment is not None else 0
 
     def row(self, subject: str) -> Row | None:
-        return self.dirty.get(subject) or self.clean.get(subject)  # rows are never empty tuples
+        # Rows are never empty tuples.
+        return self.dirty.get(subject) or self.flushing.get(subject) or self.clean.get(subject)
 
     def improve(self, subject: str, row: Row) -> None:
         """Keep better bounds of a subject that is in memory anyway."""
-        if subject in self.dirty:
-            self.dirty[subject] = row
-        elif subject in self.clean:
-            self.clean[subject] = row
+        for rows in (self.dirty, self.flushing, self.clean):
+            if subject in rows:
+                rows[subject] = row
+                return
+
+    def unflushed(self) -> dict[str, Row]:
+        """The rows that the disk may not have."""
+        return {**self.flushing, **self.dirty}
 
     def merge(self, delta: Delta) -> None:
         """Take over what a group changed; it was committed."""
         self.state, self.swept = delta.state, delta.swept
-        self.dirty.update(delta.sealed_rows)
-        self.journaled += len(delta.sealed_rows)
+        self.dirty.update(delta.rows)
+        self.journaled += len(delta.rows)
+        outdated = self._outdated
+        for _ in range(min(len(outdated), FREED + 2 * len(delta.rows))):
+            outdated.popitem()
         if self.tail is not None:
             if delta.deletes:
                 self._cut_tail(self.tail, delta)
@@ -248,37 +298,44 @@ class Base:
                 self.dead.add(number)
 
     def _cut_tail(self, tail: Tail, delta: Delta) -> None:
-        gone: dict[tuple[int, str], set[int]] = {}
-        for key, subject in delta.deletes.items():
+        for key in delta.deletes:
             seq = int.from_bytes(key[4:], "big")
-            number = seq // self.size
-            if number in tail:
-                gone.setdefault((number, subject), set()).add(seq)
-        for (number, subject), seqs in gone.items():
-            part = tail[number]
-            if left := tuple(seq for seq in part.get(subject, ()) if seq not in seqs):
-                part[subject] = left
-            else:
-                part.pop(subject, None)
+            part = tail.get(seq // self.size)
+            if part is not None:
+                part.remove(seq)
 
     def _extend_tail(self, tail: Tail, delta: Delta) -> None:
         for number, added in delta.tail.items():
-            part = tail.setdefault(number, {})
-            for subject, seqs in added.items():
-                known = part.get(subject)
-                part[subject] = tuple(seqs) if known is None else (*known, *seqs)
-
-    def flushed(self, subjects: Iterable[str], cache: int) -> None:
-        """The disk has these rows now; up to `cache` rows stay in memory."""
-        dirty, clean = self.dirty, self.clean
-        free = cache - len(clean)
-        for subject in subjects:
-            row = dirty.pop(subject)
-            if row[0] and (free > 0 or subject in clean):
-                clean[subject] = row
-                free -= 1
+            known = tail.get(number)
+            if known is None:
+                tail[number] = added
             else:
-                clean.pop(subject, None)
+                known.extend(added.names, added.seqs)
+
+    # Rows pass through memory in whole dicts, so that a flush moves none of them.
+
+    def begin_flush(self, cache: int) -> dict[str, Row]:
+        """From now on the rows that the disk has not are on their way there. `cache`: how many rows to keep."""
+        self.flushing, self.dirty, self.is_flushing = self.dirty, {}, True
+        if len(self.flushing) > cache // 8 or len(self.clean) + len(self.flushing) > cache:
+            # These are kept in the end, and not those from before.
+            self._outdated, self.clean = self.clean, {}
+        return self.flushing
+
+    def end_flush(self, cache: int) -> None:
+        """The disk has them."""
+        if len(self.flushing) > 2 * cache:  # a few more do not matter
+            self._outdated, self.flushing = self.flushing, dict(islice(self.flushing.items(), cache))
+        if self.clean:  # few: they fit into the cache together
+            self.clean.update(self.flushing)
+        else:
+            self.clean = self.flushing
+        self.flushing, self.is_flushing = {}, False
+
+    def abandon_flush(self) -> None:
+        """A group failed: the flush begins again, later."""
+        if self.is_flushing:
+            self.dirty, self.flushing, self.is_flushing = self.unflushed(), {}, False
 
     def sealable(self) -> list[int]:
         """Segments that are full and have no index yet."""

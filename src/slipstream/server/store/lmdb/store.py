@@ -92,6 +92,7 @@ from slipstream.server.store.lmdb.segments import Base, Delta, Segment, Tuning
 _FORMAT = 2
 META_RECORD = Struct("<III")  # format, size of a segment, next stream id
 _PUTS = 500
+SWEPT = 16  # messages that a group of one change removes of those that a purge has left
 
 
 class LmdbStore:
@@ -120,6 +121,8 @@ class LmdbStore:
         self._committed: dict[str, LmdbLog] = {}
         self._jobs: deque[tuple[Job, Iterator[int]]] = deque()  # memory is held until they are done
         self._cleanup: deque[tuple[Job, Iterator[int]]] = deque()  # disk space is held until they are done
+        # Units of work that a group may do for jobs, and for cleanup; less than 0 if the last step did too much.
+        self._allowed = self._allowed_cleanup = 0
         self._groups = 0
         self._retired: set[int] = set()  # ids that are not cleared yet
         self._owner = 0  # the thread that began the transaction
@@ -255,14 +258,20 @@ class LmdbStore:
         if self._sealed is not None:
             raise UsageError("a sealed group is still under way; finish or abandon it first")
         self._env.check_owner()
-        # Beside changes of clients, which wait for the group, little is swept: it also makes work for later jobs.
-        budget = max(1, self.tuning.slice // 4) if self._context.open.size else self.tuning.slice
+        # Beside changes of clients, which wait for the group, less is swept than they change (but something, so that it
+        # comes to an end): a message that is removed costs as much as one that is added.
+        size, slice_ = self._context.open.size, self.tuning.slice
+        budget = min(SWEPT + size // 2, max(1, slice_ // 4)) if size else slice_
         for log in list(self._context.sweeping):
             if budget > 0:
                 budget -= log.sweep(budget)
         group, self._context.open = self._context.open, LmdbGroup()  # from here on changes join the next group
-        for log, delta in group.deltas.items():
-            log.seal(delta)
+        try:
+            with translated("reading the rows of subjects", self._env.path):
+                for log, delta in group.deltas.items():
+                    log.seal(delta)
+        except StoreError as exc:
+            group.error = exc  # `begin` raises it
         group.streams = dict(self._streams)
         self._sealed = group
         return group
@@ -272,6 +281,8 @@ class LmdbStore:
         self._env.check_owner()
         if self._broken:
             raise StoreError(self._broken)
+        if sealed.error is not None:
+            raise sealed.error
         if self._compaction is not None and self._compaction.phase is Phase.REPLACED:
             raise StoreError("a compaction has replaced the file, and the store does not use it yet")
         if self._env.transaction is not None:
@@ -333,7 +344,6 @@ class LmdbStore:
             log.finish(delta)
         for log in sealed.deleted:
             log.finish_deleted()
-        self._take_flushed()
         for job in sealed.finished_jobs:
             job.settle()
         for sid in sealed.retired:
@@ -365,7 +375,6 @@ class LmdbStore:
         for group in groups:  # logs that the groups created are forgotten with `_streams`
             for log in (*group.deltas, *group.deleted):
                 log.reset()
-        self._env.flushed.clear()
         if self._env.changed is not None:
             self._env.changed = []
         self._stored_sid = 0
@@ -401,7 +410,7 @@ class LmdbStore:
         """Put a group into the transaction, then some of the waiting jobs; yields how much was done."""
         env, written = self._env, 0
         for log, delta in group.deltas.items():
-            written += max(len(delta.messages) + len(delta.deletes), len(delta.sealed_rows))
+            written += max(len(delta.messages) + len(delta.deletes), len(delta.rows))
             yield from self._write_messages(delta)
             yield from self._write_rows(delta)
             self._write_control(log, delta)
@@ -414,9 +423,14 @@ class LmdbStore:
             env.put_control(key, seal(key, b""))
         if self._context.next_sid != self._stored_sid or self._nudge:
             self._write_meta()
-        # A change makes two to three units of work, for its index entry and its row: four leave some for cleanup.
-        budget = self.tuning.slice // 4 + 4 * written if group.size else 4 * self.tuning.slice
-        while budget > 0 and (queue := self._jobs or self._cleanup):
+        # A change makes two to three units of work, for its index entry and its row. Steps are larger than what a small
+        # group may do: its client would wait for a whole one with each, and so the next ones do none.
+        if group.size:
+            self._allowed = min(self._allowed, 0) + SWEPT + 4 * written
+            self._allowed_cleanup = min(self._allowed_cleanup, 0) + SWEPT + written
+        else:
+            self._allowed = self._allowed_cleanup = 4 * self.tuning.slice
+        while queue := self._due():
             if not group.size and self._context.open.size:  # a client waits for the next group by now
                 break
             job, steps = queue[0]
@@ -426,7 +440,9 @@ class LmdbStore:
                 queue.popleft()
                 group.finished_jobs.append(job)
             else:
-                budget -= done
+                self._allowed -= done
+                if queue is self._cleanup:
+                    self._allowed_cleanup -= done
                 yield done
         env.put_stamp()
 
@@ -457,7 +473,7 @@ class LmdbStore:
 
     def _write_rows(self, delta: Delta) -> Iterator[int]:
         env = self._env
-        rest = iter(delta.sealed_rows.items())
+        rest = iter(delta.rows.items())
         while rows := list(islice(rest, _PUTS)):
             for body in pack_journal(rows):
                 key = control_key(JOURNAL, delta.sid, env.journal_next)
@@ -497,6 +513,12 @@ class LmdbStore:
 
     # Jobs.
 
+    def _due(self) -> deque[tuple[Job, Iterator[int]]] | None:
+        """The jobs that the group may work on."""
+        if self._allowed <= 0:
+            return None
+        return self._jobs or (self._cleanup if self._allowed_cleanup > 0 else None)
+
     def _queue(self, job: Job) -> None:
         queue = self._jobs if isinstance(job, SealJob | FlushJob) else self._cleanup
         queue.append((job, job.steps(self._env)))
@@ -511,19 +533,22 @@ class LmdbStore:
             self._queue(DropJob(base, number))
         tuning = self.tuning
         limit = tuning.flush_at(base.state.subjects)
-        if not base.flushing and (len(base.dirty) >= limit or base.journaled >= max(tuning.journal, 2 * limit)):
-            self._queue(FlushJob(log))
+        if not base.is_flushing and (len(base.dirty) >= limit or base.journaled >= max(tuning.journal, 2 * limit)):
+            self._flush(log)
+
+    def _flush(self, log: LmdbLog) -> None:
+        self._queue(FlushJob(log, self._env.journal_next, self.tuning.cached(log.base.state.subjects)))
 
     def _save_memory(self) -> None:
         """Bound the memory of all streams together to a small multiple of what one may hold."""
         logs, tuning = list(self._streams.values()), self.tuning
         if sum(len(log.base.clean) for log in logs) > 8 * tuning.cache:
             for log in logs:
-                log.base.clean = {}
+                log.base.clean = {}  # not those that are being flushed
         if sum(log.base.journaled for log in logs) > 4 * tuning.journal:
             largest = max(logs, key=lambda log: log.base.journaled)
-            if not largest.base.flushing:
-                self._queue(FlushJob(largest))
+            if not largest.base.is_flushing:
+                self._flush(largest)
 
     def _plan(self) -> None:
         """Drop the queued jobs and queue those that the logs are due for."""
@@ -534,18 +559,13 @@ class LmdbStore:
             self._queue(CleanupJob(sid, self._retired))
         for log in self._streams.values():
             base = log.base
-            base.flushing = False
+            base.abandon_flush()
             base.sealing.clear()
             for number in base.dropping:
                 self._queue(DropJob(base, number))
             self._schedule(log)
             if base.swept < base.state.first_seq:
                 self._context.sweeping[log] = None
-
-    def _take_flushed(self) -> None:
-        for base, subjects in self._env.flushed:
-            base.flushed(subjects, self.tuning.cached(base.state.subjects))
-        self._env.flushed.clear()
 
     # Opening.
 

@@ -6,7 +6,7 @@ exact: hints of the index and bounds of the rows are followed only to messages t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import lmdb
 
@@ -26,12 +26,13 @@ from slipstream.server.store.lmdb.records import (
     LONG,
     MESSAGE_KEY,
     literal_prefix,
+    row_of,
     subject_key,
     subject_of,
     unpack_entry,
     unpack_row,
 )
-from slipstream.server.store.lmdb.segments import Base, Delta, Row, Tail, share
+from slipstream.server.store.lmdb.segments import Base, Delta, Part, Row, Tail, share
 
 _key = MESSAGE_KEY.pack
 _numbers = MESSAGE_KEY.unpack
@@ -46,7 +47,10 @@ def read_tail(env: Environment, base: Base) -> Tail:
         if base.swept < base.state.first_seq:
             unswept = range(base.swept // base.size, (base.state.first_seq - 1) // base.size + 1)
             wanted.update(n for n in unswept if n not in base.indexed)
-        base.tail = {n: dict(part) for n in sorted(wanted) if (part := read_segment(env, base, n)) or n in base.poison}
+        base.tail = {}
+        for number in sorted(wanted):
+            if (found := read_segment(env, base, number)) or number in base.poison:
+                base.tail[number] = Part.of(found)
     return base.tail
 
 
@@ -89,6 +93,24 @@ def stored_row(env: Environment, base: Base, subject: str) -> Row | None:
     if known[0] != subject:
         raise StoreError(f"the subjects {known[0]!r} and {subject!r} have the same digest; only one can be stored")
     return known[1]
+
+
+def stored_rows(env: Environment, base: Base, subjects: list[str], rows: dict[str, Row]) -> None:
+    """Add the rows of subjects on the disk to `rows`; of those that have none, an empty one."""
+    if len(subjects) < 4 or env.found:  # each looked up from the root
+        for subject in subjects:
+            rows[subject] = stored_row(env, base, subject) or (0, 0, 0)
+        return
+    prefix = base.sid.to_bytes(4, "big")
+    keys = {}
+    for subject in subjects:
+        rows[subject] = (0, 0, 0)
+        keys[prefix + subject_key(subject)] = subject
+    with env.read.cursor(db=env.subjects) as cursor:
+        found = cursor.getmulti(sorted(keys))
+    for key, value in found:
+        subject, row = keys[key], row_of(key, value)
+        rows[subject] = row or stored_row(env, base, subject) or (0, 0, 0)
 
 
 def _recount(env: Environment, base: Base, subject: str) -> Row:
@@ -236,7 +258,7 @@ class View:
     def row(self, subject: str) -> Row | None:
         """The subject's row; None if it has none."""
         for delta in reversed(self.deltas):
-            row = delta.row(subject)
+            row = delta.rows.get(subject)
             if row is not None:
                 return row
         return self.base.row(subject) or stored_row(self.env, self.base, subject)
@@ -245,15 +267,15 @@ class View:
         """Remember better bounds, where that changes no other view."""
         if not self.deltas:
             self.base.improve(subject, better)
-        elif (row := self.deltas[-1].rows.get(subject)) is not None:
-            _, row.first, row.last = better
+        elif subject in self.deltas[-1].rows:
+            self.deltas[-1].rows[subject] = better
 
     def rows(self, pattern: str, after: str = "") -> Iterator[tuple[str, Row]]:
         """Rows with messages of subjects that match, in the order of their keys, beyond the subject `after`."""
         fits, prefix = matcher(pattern or ">"), literal_prefix(pattern)
         start = subject_key(prefix)[:LONG] if not after else subject_key(after) + b"\0"
         fresh: dict[str, Row] = {}
-        for known in (self.base.dirty, *(delta.changed() for delta in self.deltas)):
+        for known in (self.base.flushing, self.base.dirty, *[delta.rows for delta in self.deltas]):
             for subject, row in known.items():
                 if subject.startswith(prefix) and fits(subject):
                     fresh[subject] = row
@@ -293,7 +315,7 @@ class View:
     def row_steps(self, prefix: str, fits: Callable[[str], bool]) -> Iterator[tuple[str, Row] | None]:
         """The same in no order, for a view without groups whose base does not change: None after every `LOOKED` rows
         that were looked at."""
-        dirty, looked = self.base.dirty, 0
+        dirty, looked = self.base.unflushed() if self.base.flushing else self.base.dirty, 0
         for subject, row in dirty.items():
             if row[0] and subject.startswith(prefix) and fits(subject):
                 yield subject, row
@@ -326,7 +348,7 @@ class View:
         base = self.base
         low, high = low // base.size, high // base.size
         tail = read_tail(self.env, base)
-        recent = {n for delta in self.deltas for n in (*delta.tail, delta.current)}
+        recent = {n for delta in self.deltas for n in delta.tail}
         if high - low <= 2 * (len(base.indexed) + len(tail) + len(recent)):
             every = range(high, low - 1, -1) if down else range(low, high + 1)
             return _present(every, base, tail, recent)
@@ -337,8 +359,12 @@ class View:
         base = self.base
         if number not in base.index_sums or check_index(self.env, base, number):
             return True
-        read_tail(self.env, base)[number] = dict(read_segment(self.env, base, number))
+        read_tail(self.env, base)[number] = Part.of(read_segment(self.env, base, number))
         return False
+
+    def _in_tail(self, number: int) -> Mapping[str, Sequence[int]]:
+        part = read_tail(self.env, self.base).get(number)
+        return part.by_subject() if part is not None else {}
 
     def entry(self, number: int, subject: str) -> Sequence[int]:
         """Hints: sequences of a subject in one segment, ascending."""
@@ -354,7 +380,7 @@ class View:
                 return sorted({*again, *base.poison.get(number, ())})
             start = number * base.size
             return [start + offset for offset in known[1]]
-        seqs = read_tail(self.env, base).get(number, {}).get(subject, ())
+        seqs = self._in_tail(number).get(subject, ())
         if number in base.poison:
             seqs = sorted({*seqs, *base.poison[number]})
         for delta in self.deltas:
@@ -367,7 +393,7 @@ class View:
         base = self.base
         fits = matcher(pattern or ">")
         if number not in base.indexed or not self._has_index(number):
-            for s, q in read_tail(self.env, base).get(number, {}).items():
+            for s, q in list(self._in_tail(number).items()):
                 if fits(s):
                     yield s, q
             if number in base.poison:
@@ -397,7 +423,10 @@ class View:
         if number not in base.indexed or not self._has_index(number):
             if number in base.poison:
                 yield "", sorted(base.poison[number])
-            for subject, seqs in list(read_tail(self.env, base).get(number, {}).items()):
+            if (part := read_tail(self.env, base).get(number)) is not None:
+                while not part.order_some(LOOKED):
+                    yield None
+            for subject, seqs in list(self._in_tail(number).items()):
                 if fits(subject):
                     yield subject, seqs
                 looked += 1
