@@ -16,6 +16,7 @@ T = TypeVar("T", bound=Hashable)
 
 CACHE_LIMIT = 16 * 1024
 CACHE_MEMBERS = 1024 * 1024  # subscribers in all cached answers: subjects times wildcards must not fill memory
+FEW_BRANCHES = 16  # at one token: fewer are not counted
 
 
 class Match(Generic[T]):
@@ -56,6 +57,7 @@ class Router(Generic[T]):
         self._cache: dict[str, Match[T]] = {}
         self._cached_members = 0  # an upper bound: entries dropped one by one are not subtracted
         self._size = 0
+        self.branches: int = 0  # that lookups went through, where a token met many; the reader resets it
 
     def __len__(self) -> int:
         return self._size
@@ -124,10 +126,11 @@ class Router(Generic[T]):
                     below.append(node.star)
                 if node.rest is not None:
                     hits.append(node.rest)
-            if not below:
-                level = below
-                break
             level = below
+            if len(level) > FEW_BRANCHES:
+                self.branches += len(level)
+            elif not level:
+                break
         hits += level
         if len(hits) == 1 and not hits[0].queues:
             return Match(tuple(hits[0].plain), ())

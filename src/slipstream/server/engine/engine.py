@@ -82,6 +82,7 @@ __all__ = ["Check", "Engine", "Health", "Settings"]
 MAX_VALID_SUBJECTS = 16 * 1024  # remembered
 MANY_TARGETS = 64  # subscribers of one message, from which on they count as work (`engine.jobs`)
 TARGETS_PER_UNIT = 8
+BRANCHES_PER_UNIT = 48  # of the tree of subscriptions, that a subject meets
 MAX_CLOSED = 1000  # closed connections that monitoring still shows
 
 _NO_SHORTCUTS: Final[dict[str, Subscriber]] = {}
@@ -723,7 +724,11 @@ class Engine:
             receiver = _sole_receiver(found)
             if receiver is not None:
                 router.remember_sole_receiver(subject, receiver)
-        if len(found.plain) > MANY_TARGETS:  # a client that pipelines such publishes is served in slices
+        # A client that pipelines publishes which take long is served in slices.
+        if router.matcher.branches:
+            self.load.units += router.matcher.branches // BRANCHES_PER_UNIT
+            router.matcher.branches = 0
+        if len(found.plain) > MANY_TARGETS:
             self.load.units += len(found.plain) // TARGETS_PER_UNIT
         if rules is not None:
             router.requester = rules
