@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import threading
@@ -107,18 +108,19 @@ def test_run_that_starts_without_a_leader_waits_for_it(
 
 
 def test_wait_for_a_leader_ends_with_its_time_or_with_the_run() -> None:
-    stopping = threading.Event()
     tries = []
+    stopping = threading.Event()
 
     def ask() -> None:
         tries.append(1)
         raise RequestTimeoutError("no answer")
 
+    ask_until = functools.partial(wait_out, work=ask, pause=stopping.wait, is_stopping=stopping.is_set)
     with pytest.raises(RequestTimeoutError, match="no answer"):
-        wait_out({"servers": "nats://127.0.0.1:1", "retryFor": "0"}, ask, stopping)
+        ask_until({"servers": "nats://127.0.0.1:1", "retryFor": "0"})
     assert len(tries) == 1
     stopping.set()
-    assert wait_out({"servers": "nats://127.0.0.1:1"}, ask, stopping) is None
+    assert ask_until({"servers": "nats://127.0.0.1:1"}) is None
     assert len(tries) == 2
 
 

@@ -6,7 +6,6 @@ Streams and buckets that the file declares are created if they do not exist; exi
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TypeVar
@@ -63,18 +62,24 @@ def open_connection(options: Mapping[str, str]) -> Iterator[JetStream]:
         yield js
 
 
-def wait_out(options: Mapping[str, str], work: Callable[[], T], stopping: threading.Event) -> T | None:
+def wait_out(
+    options: Mapping[str, str],
+    work: Callable[[], T],
+    *,
+    pause: Callable[[float], object],
+    is_stopping: Callable[[], bool],
+) -> T | None:
     """The result of `work`, which is called again while the server or a stream's leader is away, for as long as the
     option `retryFor` of the connection says; None if the run is stopped meanwhile.
     """
     seconds = OptionReader(JETSTREAM, options, tuple(options)).connection().retry_for
-    retries = RetryPolicy(seconds, pause=stopping.wait)
+    retries = RetryPolicy(seconds, pause=pause)
     while True:
         try:
             result = work()
         except Error as error:
             retries.failed(error)
-            if stopping.is_set():
+            if is_stopping():
                 return None
         else:
             retries.succeeded()

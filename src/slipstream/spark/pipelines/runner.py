@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
 
 from slipstream.client.backoff import Backoff
 from slipstream.errors import Error
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
     from slipstream.spark.pipelines.build import QueryPlan
     from slipstream.spark.pipelines.fan_out.shared_read import SharedRead
+
+T = TypeVar("T")
 
 POLL = 0.5  # seconds between two looks at the queries
 METRICS = "slipstream"  # as build.py names them, which needs pyspark
@@ -292,7 +294,7 @@ class Runner:
                 raise
 
     def _run_on_spark(self, connection: dict[str, str], js: JetStream, screen: Lines) -> None:
-        report = wait_out(connection, lambda: check_servers(self._pipeline, js), self._stopping)
+        report = self._wait_out(connection, lambda: check_servers(self._pipeline, js))
         if report is None:
             return
         for warning in report.warnings:
@@ -317,7 +319,7 @@ class Runner:
                 prepare(spark, self._pipeline, connection)
                 if mistakes := [*report.mistakes, *deep_mistakes(spark, self._pipeline)]:
                     raise PipelineError(self._pipeline.file, mistakes)
-                created = wait_out(connection, lambda: create_declared(js, self._pipeline), self._stopping)
+                created = self._wait_out(connection, lambda: create_declared(js, self._pipeline))
                 if created is None:
                     return
                 for name in created:
@@ -331,6 +333,10 @@ class Runner:
         finally:
             self._save(connection)
             self._spark.release(spark)
+
+    def _wait_out(self, connection: dict[str, str], work: Callable[[], T]) -> T | None:
+        """The result of `work`, called again during an outage; None if the run is stopped meanwhile."""
+        return wait_out(connection, work, pause=self._stopping.wait, is_stopping=self._stopping.is_set)
 
     def _share(self, read: SharedRead, screen: Lines) -> RunningQuery:
         """The query of a shared read."""
