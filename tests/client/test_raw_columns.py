@@ -149,3 +149,15 @@ def test_packs_have_a_time_before_they_were_sent() -> None:
         times.append((len(box.items), box.take_all_dated()[1]))
     # The first PONG answers the first PING. What is in front of a PONG may be as old as what was there before.
     assert times == [(1, -math.inf), (1, 5.0), (2, 5.0), (1, 6.0)]
+
+
+def test_nothing_behind_the_limit_of_a_subscription_is_delivered_when_a_run_reaches_it() -> None:
+    session = connected()
+    box = packed_box(session)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(raw_columns, "_RUN_LENGTH", 2)
+        session.received(FRAME * 2, 0)
+        session.subscriptions.unsubscribe(box, 4)
+        other = b"MSG a 2 b 1\r\nx\r\n"  # behind the run, in a pack of its own
+        session.received(FRAME * 3 + other * 2, 0)
+    assert (box.pending, box.is_ended) == (4, True)

@@ -117,6 +117,8 @@ class Subscriptions:
             self._scanner.add(box.sid, Packer(box.sid, reply_prefix, partial(self._deliver_packed, box)).scan)
 
     def _deliver_packed(self, box: Mailbox, packed: Packed) -> None:
+        if self._boxes.get(box.sid) is not box:  # it ended with the pack before, out of the same bytes
+            return
         box.heard = self.now
         if not box.items:  # a PONG in the same chunk is behind it: readers of packs begin at the front
             box.sent_after = self.sent_after

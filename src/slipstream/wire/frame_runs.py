@@ -38,13 +38,14 @@ def scan_run(pattern: re.Pattern[bytes], data: bytes, pos: int) -> FrameRun | No
 
     `split` makes one flat list of all groups, where matches or rows would be two more objects for each frame.
     """
+    begin = pattern.match(data, pos)
+    if begin is None or begin.lastindex == pattern.groups:  # the rest, which `split` would copy for every reader
+        return None
     # The groups of each match, the rest as the last of them, between the (empty) pieces of bytes that do not match.
     parts: list[Any] = pattern.split(memoryview(data)[pos:] if pos else data)
     step = pattern.groups + 1
     length, end = len(parts) // step, len(data)
-    rest: bytes | None = parts[-2] if length else None
+    rest: bytes | None = parts[-2]
     if rest is not None:
         length, end = length - 1, end - len(rest)
-    if not length:
-        return None
     return FrameRun([parts[at : length * step : step] for at in range(1, step - 1)], length, end)

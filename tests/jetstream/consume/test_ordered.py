@@ -16,7 +16,7 @@ from slipstream.api import (
     StreamState,
 )
 from slipstream.client.raw_columns import Packed
-from slipstream.errors import ConsumerDeletedError, Error, MessageGapError, UsageError
+from slipstream.errors import ConsumerDeletedError, Error, MessageGapError, RemoteProtocolError, UsageError
 from slipstream.jetstream.consume.ordered import MessageRun, OrderedState, template
 from slipstream.jetstream.consume.status import ControlReply
 from slipstream.wire import Msg
@@ -123,6 +123,16 @@ def test_a_gap_discards_the_consumer_and_the_next_one_starts_behind_the_last_mes
     assert seqs(ordered.take()) == [3]
     assert ordered.initial_pending == 3
     assert ordered.resets == 1
+
+
+def test_messages_before_one_with_a_malformed_reply_subject_are_returned_before_the_error() -> None:
+    ordered = started()
+    ordered.feed([message(1)])
+    assert seqs(ordered.take()) == [1]
+    ordered.feed([message(2), Msg("a", b"7", "$JS.ACK.S.one.1.a.b.c.d", b"", b""), message(4)])
+    assert seqs(ordered.take()) == [2]
+    assert isinstance(ordered.take(), RemoteProtocolError)
+    assert ordered.last_seq == 2
 
 
 def test_a_heartbeat_shows_a_gap_at_the_end() -> None:

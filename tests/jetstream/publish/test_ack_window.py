@@ -86,3 +86,16 @@ def test_acks_with_one_more_digit_are_taken_as_well() -> None:
         data = b"".join(ack(token, b'{"stream":"S","seq":%d}' % token) for token in range(begin, begin + 100))
         assert acks.scan(data, 0) == (len(data), 100)
     assert (window.acked, window.in_flight, window.last_ack) == (2000, 0, PubAck("S", 2000))
+
+
+def test_a_repeated_ack_behind_a_run_counts_once_and_leaves_the_last_ack_of_the_run() -> None:
+    acks, window = PublishAcks(), AckWindow(100)
+    acks.attach(b"MSG _INBOX.x.")
+    for token in range(1, 73):
+        acks.register(token, (window, Sent(token, "a")))
+    bodies = [b'{"stream":"S","seq":%d}' % (100 + token) for token in range(73)]
+    acks.scan(b"".join(ack(token, bodies[token]) for token in range(1, 33)), 0)
+    assert (window.acked, window.last_ack) == (32, PubAck("S", 132))
+    data = b"".join(ack(token, bodies[token]) for token in (*range(33, 73), 72, 33))
+    assert acks.scan(data, 0) == (len(data), 42)
+    assert (window.acked, window.in_flight, window.last_ack) == (72, 0, PubAck("S", 172))

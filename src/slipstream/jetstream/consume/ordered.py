@@ -338,7 +338,10 @@ class OrderedState:
             try:
                 tokens = split_reply(msg.reply)
             except Error as error:
-                return error
+                if not kept:
+                    return error
+                self._queue.appendleft(msgs[index:])  # a reader that starts over goes on behind those before
+                break
             stream_seq, seq = int(tokens[5]), int(tokens[6])
             if seq <= self._cseq:
                 continue  # a duplicate frame

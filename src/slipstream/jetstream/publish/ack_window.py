@@ -133,13 +133,14 @@ class AckWindow:
                 self.acknowledge(token, stream, domain, seq, None)
             return
         found = list(map(self._waiting.pop, tokens, repeat(None)))
-        count = 0
-        for sent in found:
+        count, last = 0, -1
+        for index, sent in enumerate(found):
             if sent is not None:
                 count += 1
+                last = index
         self.acked += count
-        if found[-1] is not None:
-            self._last = stream, domain, seqs[-1], None
+        if last >= 0:
+            self._last = stream, domain, seqs[last], None
 
     def deliver(self, token: int, msg: Msg) -> None:
         """Take an answer that is no ordinary ack."""
