@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from slipstream.errors import StoreError
 from slipstream.server.engine.jobs import STEP_UNITS
 from slipstream.server.engine.ports import Store
 from slipstream.server.engine.streams.expiry import MAX_PENDING, SLICE
+from slipstream.server.engine.streams.stream import Stream
 from slipstream.server.store.lmdb.store import LmdbStore
 from slipstream.server.store.memory.store import MemoryStore
 from slipstream.wire import pub
@@ -141,6 +143,24 @@ def test_marker_takes_the_place_of_what_has_expired_rather_than_of_another_messa
     client.rig.settle()
     log = client.rig.engine.streams["S"].log
     assert [(record.seq, record.subject) for record in log.scan("", 0, limit=9)] == [(1, "s.a"), (4, "s.a"), (5, "s.b")]
+
+
+def test_a_marker_that_cannot_be_stored_keeps_no_other_from_it(monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
+    client.create("S", subject_delete_marker_ttl=5 * SECOND)
+    for n in range(3):
+        client.publish(f"s.{n}", Nats_TTL="5s")
+    stream = client.rig.engine.streams["S"]
+    append = Stream._append
+
+    def failing(self: Stream, subject: str, *rest: Any) -> int:
+        if subject == "s.0":
+            raise StoreError("the disk failed")
+        return append(self, subject, *rest)
+
+    monkeypatch.setattr(Stream, "_append", failing)
+    client.rig.wait(8)
+    assert [record.subject for record in stream.log.scan("", 0, limit=9)] == ["s.0", "s.1", "s.2"]
+    assert stream.log.state.last_seq == 5  # the markers of two of them
 
 
 def test_a_message_lives_no_shorter_than_a_marker(client: Client) -> None:

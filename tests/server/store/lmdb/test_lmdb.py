@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import process_time
 from types import SimpleNamespace
 from zlib import crc32
 
@@ -20,14 +21,16 @@ import pytest
 
 from slipstream.errors import CorruptRecordError, StoreError, UsageError
 from slipstream.server.engine.ports import Record, StreamLog
-from slipstream.server.store.lmdb.env import translated
+from slipstream.server.store.lmdb import view
+from slipstream.server.store.lmdb.env import Environment, translated
 from slipstream.server.store.lmdb.jobs import _sorted
 from slipstream.server.store.lmdb.log import LmdbGroup, LmdbLog
 from slipstream.server.store.lmdb.pages import PageFile
-from slipstream.server.store.lmdb.records import MESSAGE_KEY, CorruptMessageError, decode, seal
+from slipstream.server.store.lmdb.records import MESSAGE_KEY, STAMP, CorruptMessageError, decode, seal
 from slipstream.server.store.lmdb.salvage import Survey
-from slipstream.server.store.lmdb.segments import Tuning
+from slipstream.server.store.lmdb.segments import Base, Part, Row, Tuning
 from slipstream.server.store.lmdb.store import LmdbStore
+from slipstream.server.store.lmdb.view import stored_rows
 
 TINY = Tuning(segment=8, slice=6, dirty=4, journal=12, cache=3, probe=4, page=3)
 TABLES = (b"messages", b"index", b"subjects", b"control")
@@ -1006,3 +1009,192 @@ def test_a_scan_goes_on_behind_gaps_and_ends_before_another_stream(store: LmdbSt
     assert [record.seq for record in log.scan("", 254, limit=3)] == [254, 258, 259]
     assert all(record.payload == b"%d" % (record.seq - 1) for record in log.scan("", 1, limit=1_000))
     assert [record.seq for record in other.scan("", 1, limit=1_000)] == [1, 2, 3, 4, 5]
+
+
+def test_a_wildcard_lookup_keeps_what_the_open_group_removed(store: LmdbStore) -> None:
+    """The group before it has an older row of the subject, which counts more."""
+    log = store.create("S", b"")
+    for n in range(4):
+        log.append(n, "s.0", b"", b"")
+    group = store.seal()
+    log.remove(4)
+    assert log.last_seq_of("s.*") == 3
+    assert log.count_of("s.0") == 3
+    store.begin(group)
+    while not store.write_some(group):
+        pass
+    store.commit(group)
+    store.finish(group)
+    carry(store)
+    assert list(log.subjects(">")) == [("s.0", 3)]
+    assert log.purge(pattern="s.0") == 3
+    assert log.state.subjects == 0
+
+
+# Rows of appended messages that cannot be read.
+
+
+class Unreadable:
+    """The table of subjects, of which LMDB cannot read a page."""
+
+    def __init__(self, times: int, error: type[lmdb.Error] = lmdb.CorruptedError) -> None:
+        self.left, self.error = times, error
+
+    def __call__(self, *_: object) -> None:
+        if self.left:
+            self.left -= 1
+            raise self.error("a damaged page")
+
+
+def unreadable_rows(monkeypatch: pytest.MonkeyPatch, failure: Unreadable) -> None:
+    def failing(env: Environment, base: Base, subjects: list[str], rows: dict[str, Row]) -> None:
+        failure()
+        stored_rows(env, base, subjects, rows)
+
+    monkeypatch.setattr("slipstream.server.store.lmdb.log.stored_rows", failing)
+
+
+def test_the_state_of_a_stream_whose_rows_cannot_be_read_is_known(
+    store: LmdbStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Timers ask for it, and reports of all streams: an error would end them."""
+    log = store.create("S", b"")
+    fill(log, 3)
+    drain(store)
+    log.append(9, "t.1", b"", b"")
+    unreadable_rows(monkeypatch, Unreadable(100))
+    assert (log.state.messages, log.state.last_seq) == (4, 4)
+    with pytest.raises(StoreError, match="a damaged page"):
+        log.count_of("t.1")
+    group = store.seal()
+    with pytest.raises(StoreError, match="a damaged page"):
+        store.begin(group)
+    store.abandon()
+    assert log.state == log.committed
+
+
+def test_a_read_that_another_one_ended_is_repeated_for_the_rows(
+    store: LmdbStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = store.create("S", b"")
+    fill(log, 3)
+    drain(store)
+    log.append(9, "t.1", b"", b"")
+    unreadable_rows(monkeypatch, Unreadable(1, lmdb.BadTxnError))
+    carry(store)
+    assert dict(log.subjects(">")) == {"s.0": 1, "s.1": 1, "s.2": 1, "t.1": 1}
+
+
+def test_rows_that_could_not_be_read_once_are_read_again(path: Path) -> None:
+    """What was not read is not taken for a subject without messages."""
+    store = LmdbStore(path, tuning=TINY._replace(cache=0))
+    log = store.create("S", b"")
+    fill(log, 32, subjects=8)
+    drain(store)
+    assert isinstance(log, LmdbLog)
+    before = {f"s.{n}": log.count_of(f"s.{n}") for n in range(8)}
+    log.base.clean = {}
+    rows: dict[str, Row] = {}
+
+    class StoppedError(Exception):
+        pass
+
+    class Names(list[str]):
+        def __iter__(self) -> Iterator[str]:
+            yield from list(super().__iter__())[:6]
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        stored_rows(store._env, log.base, Names(before), rows)
+    assert not rows
+    store.close()
+
+
+def test_a_damaged_row_whose_messages_are_lost_too_fails_no_group(path: Path) -> None:
+    """Publishes to other subjects, and to other streams, are in the same group."""
+    filled(path, 24)
+    damage(path, b"subjects", lambda key: key.endswith(b"s.1"))
+    env = lmdb.open(str(path), max_dbs=8)
+    with env.begin(write=True, db=env.open_db(b"messages")) as txn:
+        assert txn.delete(MESSAGE_KEY.pack(1, 23))
+        control = env.open_db(b"control", txn)
+        _, *sums = STAMP.unpack((txn.get(b"z", db=control) or b"")[:-4])
+        txn.put(b"z", seal(b"z", STAMP.pack(txn.id(), *sums)), db=control)
+    env.close()
+    store = LmdbStore(path)
+    log = store.log("S")
+    other = store.create("OTHER", b"")
+    for n in range(2):
+        fill(other, 1)
+        log.append(n, "s.1", b"", b"new")
+        assert log.state.messages == 25 + n
+        carry(store)
+    assert log.last_seq_of("s.1") == 26
+    assert log.remove(26)
+    assert log.remove(25)
+    assert log.last_seq_of("s.1") == 23  # it is lost: who reads it gets an error
+    with pytest.raises(CorruptMessageError):
+        log.get(23)
+    carry(store)
+    store.close()
+    store = LmdbStore(path)
+    assert store.log("S").committed.messages == 24
+    store.close()
+
+
+def test_a_purge_that_cannot_be_completed_stops_no_commit(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, other = store.create("S", b""), store.create("OTHER", b"")
+    fill(log, 60)
+    drain(store)
+    log.purge(below=50)
+    carry(store)
+    assert store.sweeping
+
+    def failing(*_: object) -> int:
+        raise lmdb.CorruptedError("a damaged page")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LmdbLog, "sweep", failing)
+        fill(other, 3)
+        carry(store)
+        assert other.committed.messages == 3
+        assert not store.sweeping
+    assert log.purge(below=55) == 5  # it goes on with the next one
+    drain(store)
+    assert dict(log.subjects(">")) == {"s.0": 2, "s.1": 2, "s.2": 2}
+
+
+def test_an_index_that_could_not_be_read_once_is_read_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(path)
+    store = LmdbStore(path)
+    log = store.log("S")
+    assert isinstance(log, LmdbLog)
+    log.base.tail, log.base.unindexed = None, set(log.base.segments)
+    log.base.indexed.clear()
+    read, left = view.read_segment, [2]
+
+    def failing(env: Environment, base: Base, number: int) -> dict[str, list[int]]:
+        left[0] -= 1
+        if not left[0]:
+            raise StoreError("a damaged page")
+        return read(env, base, number)
+
+    monkeypatch.setattr(view, "read_segment", failing)
+    with pytest.raises(StoreError):
+        view.read_tail(store._env, log.base)
+    tail = view.read_tail(store._env, log.base)
+    assert [seq for number in sorted(tail) for seq in tail[number].seqs] == list(range(1, 31))
+    store.close()
+
+
+def test_removing_many_messages_of_one_subject_orders_its_index_once() -> None:
+    """A stream with a limit has as many removals as messages, and its index may have one subject only."""
+    part = Part()
+    part.extend(["s"] * 16_000, range(16_000))
+    assert len(part.by_subject()["s"]) == 16_000
+    before = process_time()
+    part.remove(range(0, 16_000, 2))
+    assert part.by_subject() == {"s": tuple(range(1, 16_000, 2))}
+    part.remove([*range(1, 16_000, 2), 99_999])
+    assert process_time() - before < 1  # one by one it takes several seconds
+    assert part.by_subject() == {}

@@ -11,6 +11,7 @@ commit while the open group has many changes. The timer is not set while the job
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable
 
 from slipstream.api import format_duration
@@ -49,7 +50,9 @@ class Expiry:
         self._timer: Timer | None = None
         self._is_running = self._is_stopped = False
         self._old_below = 0  # all before it were too old when that was looked up
-        self._marked: list[Record] = []  # expired messages that markers are to replace, once all others are removed
+        self._marked: deque[Record] = (
+            deque()
+        )  # expired messages that markers are to replace, once all others are removed
 
     def configure(self, max_age: int, *, lifetimes: bool, marker_ttl: int) -> None:
         """Times in nanoseconds; 0: off."""
@@ -69,7 +72,7 @@ class Expiry:
     def begin(self, now: int) -> None:
         """Start over: nothing is known about the log yet."""
         self._next = self._old_below = 0
-        self._marked = []
+        self._marked.clear()
         self.arm(now)
 
     def stop(self) -> None:
@@ -210,8 +213,8 @@ class Expiry:
     def _store_markers(self, now: int) -> None:
         """Markers come last: what has expired must not count against a limit when one is stored, or an intact message
         would go for it."""
-        marked, self._marked = self._marked, []
-        for record in marked:
+        while self._marked:
+            record = self._marked.popleft()  # before an error: the others are tried again without it
             if self._is_last(record.seq, record.subject):
                 self._mark(record.subject, self._header, now)
             else:  # a limit took it, for the marker of another one

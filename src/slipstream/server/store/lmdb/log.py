@@ -14,6 +14,8 @@ from itertools import islice
 from typing import Final
 from zlib import crc32
 
+import lmdb
+
 from slipstream.errors import StoreError
 from slipstream.server.engine.ports import Changes, LogState, Record, expires_at, has_wildcard, matcher
 from slipstream.server.store.change_log import ChangeLog
@@ -26,10 +28,9 @@ from slipstream.server.store.lmdb.reader import LogReader
 from slipstream.server.store.lmdb.records import HEAD, LONG, MESSAGE_KEY, CorruptMessageError, Stored, inspect
 from slipstream.server.store.lmdb.segments import COUNTED, Base, Delta, Part, Row, Segment, Tuning, share
 from slipstream.server.store.lmdb.snapshot import LmdbSnapshot
-from slipstream.server.store.lmdb.view import View, stored_rows
+from slipstream.server.store.lmdb.view import NO_ROW, View, stored_rows
 
 _NOTHING: Mapping[str, bytes] = {}
-_NO_ROW: Final = (0, 0, 0)
 _key: Final = MESSAGE_KEY.pack
 _pack_head: Final = HEAD.pack
 
@@ -108,8 +109,10 @@ class LmdbLog(LogReader):
 
     @property
     def state(self) -> LogState:
-        if self.open is not None:
-            self._count(self.open)
+        if self.open is not None and self.open.names:
+            # If rows cannot be read, the number of subjects lacks new ones; sealing fails, and so it is never stored.
+            with suppress(StoreError):
+                self._count(self.open)
         return LogState(
             self._messages,
             self._bytes,
@@ -164,7 +167,7 @@ class LmdbLog(LogReader):
             return
         rows = delta.rows
         if fresh := [subject for subject in names if subject not in rows]:
-            self._fetch_rows(delta, fresh)  # nothing is counted if this raises
+            self._fetch_rows(delta, fresh)  # raises StoreError, and then nothing is counted
         seq = start = delta.end + 1 - len(names)
         for subject in names:
             count, first, _ = rows[subject]
@@ -191,7 +194,7 @@ class LmdbLog(LogReader):
         if delta.fresh or (older is not None and older.fresh):
             known = older.rows if older is not None and not delta.fresh else {}
             for subject in subjects:
-                rows[subject] = known.get(subject, _NO_ROW)
+                rows[subject] = known.get(subject, NO_ROW)
             return
         recent, dirty, flushing, clean = older.rows if older is not None else {}, base.dirty, base.flushing, base.clean
         missing: list[str] = []
@@ -202,7 +205,21 @@ class LmdbLog(LogReader):
             else:
                 rows[subject] = row
         if missing:
-            stored_rows(self._env, base, missing, rows)
+            self._read_rows(missing, rows)
+
+    def _read_rows(self, subjects: list[str], rows: dict[str, Row]) -> None:
+        """Read rows of subjects from the disk, into `rows`. Raises StoreError."""
+        for is_last in (False, True):
+            try:
+                stored_rows(self._env, self._base, subjects, rows)
+                return
+            except lmdb.BadTxnError as error:  # another read met a damaged page before
+                self._env.revive()
+                if is_last:
+                    raise StoreError(f"the rows of stream {self.name!r} cannot be read: {error}") from error
+            except lmdb.Error as exc:
+                self._env.revive()
+                raise StoreError(f"the rows of stream {self.name!r} cannot be read: {exc}") from exc
 
     def skip(self, seq: int) -> None:
         if seq <= self._last_seq + 1:
@@ -449,7 +466,7 @@ class LmdbLog(LogReader):
         key = _key(self._sid, seq)
         if key in delta.messages:  # added by the same group: it never reaches the disk
             del delta.messages[key]
-            delta.tail[seq // self._base.size].remove(seq)
+            delta.tail[seq // self._base.size].remove((seq,))
         else:
             delta.deletes[key] = subject
 
@@ -731,7 +748,8 @@ class LmdbLog(LogReader):
     # Groups.
 
     def seal(self, delta: Delta) -> None:
-        """Close the open group's delta."""
+        """Close the open group's delta. Raises StoreError."""
+        self._count(delta)
         delta.state, delta.swept = self.state, self._swept
         if self._changes is not None:
             self._changes.seal()

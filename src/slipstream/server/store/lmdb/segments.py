@@ -98,17 +98,21 @@ class Part:
         self.names.extend(names)
         self.seqs.extend(seqs)
 
-    def remove(self, seq: int) -> None:
-        """Take a message out, if it is there."""
-        at = bisect_left(self.seqs, seq)
-        if at == len(self.seqs) or self.seqs[at] != seq:
-            return
-        name = self.names[at]
-        if name is None:
-            return
-        self.names[at] = None
-        if at < self._ordered:
-            if left := tuple([other for other in self._by_subject[name] if other != seq]):
+    def remove(self, seqs: Iterable[int]) -> None:
+        """Take messages out, those that are there."""
+        gone: dict[str, set[int]] = {}
+        for seq in seqs:
+            at = bisect_left(self.seqs, seq)
+            if at == len(self.seqs) or self.seqs[at] != seq:
+                continue
+            name = self.names[at]
+            if name is None:
+                continue
+            self.names[at] = None
+            if at < self._ordered:
+                gone.setdefault(name, set()).add(seq)
+        for name, removed in gone.items():  # once for each subject: it may have very many
+            if left := tuple([seq for seq in self._by_subject[name] if seq not in removed]):
                 self._by_subject[name] = left
             else:
                 del self._by_subject[name]
@@ -254,11 +258,12 @@ class Base:
         # Rows are never empty tuples.
         return self.dirty.get(subject) or self.flushing.get(subject) or self.clean.get(subject)
 
-    def improve(self, subject: str, row: Row) -> None:
-        """Keep better bounds of a subject that is in memory anyway."""
+    def improve(self, subject: str, row: Row, better: Row) -> None:
+        """Keep better bounds of a subject that is in memory anyway, if its row is that one."""
         for rows in (self.dirty, self.flushing, self.clean):
             if subject in rows:
-                rows[subject] = row
+                if rows[subject] == row:
+                    rows[subject] = better
                 return
 
     def unflushed(self) -> dict[str, Row]:
@@ -298,11 +303,14 @@ class Base:
                 self.dead.add(number)
 
     def _cut_tail(self, tail: Tail, delta: Delta) -> None:
+        gone: dict[int, list[int]] = {}
         for key in delta.deletes:
             seq = int.from_bytes(key[4:], "big")
-            part = tail.get(seq // self.size)
+            gone.setdefault(seq // self.size, []).append(seq)
+        for number, seqs in gone.items():
+            part = tail.get(number)
             if part is not None:
-                part.remove(seq)
+                part.remove(seqs)
 
     def _extend_tail(self, tail: Tail, delta: Delta) -> None:
         for number, added in delta.tail.items():

@@ -264,7 +264,7 @@ class LmdbStore:
         budget = min(SWEPT + size // 2, max(1, slice_ // 4)) if size else slice_
         for log in list(self._context.sweeping):
             if budget > 0:
-                budget -= log.sweep(budget)
+                budget -= self._sweep(log, budget)
         group, self._context.open = self._context.open, LmdbGroup()  # from here on changes join the next group
         try:
             with translated("reading the rows of subjects", self._env.path):
@@ -275,6 +275,17 @@ class LmdbStore:
         group.streams = dict(self._streams)
         self._sealed = group
         return group
+
+    def _sweep(self, log: LmdbLog, limit: int) -> int:
+        """Remove messages that a purge left. Where LMDB cannot read them they stay until the store is opened again, or
+        a group is lost: otherwise no group could be sealed before they are gone."""
+        try:
+            with translated("removing purged messages", self._env.path):
+                return log.sweep(limit)
+        except StoreError:
+            self._context.sweeping.pop(log, None)
+            self._env.revive()
+            return 0
 
     def begin(self, group: Group) -> None:
         sealed = self._check(group)

@@ -7,6 +7,7 @@ exact: hints of the index and bounds of the rows are followed only to messages t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 import lmdb
 
@@ -25,6 +26,7 @@ from slipstream.server.store.lmdb.proof import (
 from slipstream.server.store.lmdb.records import (
     LONG,
     MESSAGE_KEY,
+    CorruptMessageError,
     literal_prefix,
     row_of,
     subject_key,
@@ -37,6 +39,7 @@ from slipstream.server.store.lmdb.segments import Base, Delta, Part, Row, Tail, 
 _key = MESSAGE_KEY.pack
 _numbers = MESSAGE_KEY.unpack
 
+NO_ROW: Final = (0, 0, 0)
 LOOKED = 512  # rows or entries that a walk looks at between two pauses: a third of a millisecond
 
 
@@ -47,10 +50,11 @@ def read_tail(env: Environment, base: Base) -> Tail:
         if base.swept < base.state.first_seq:
             unswept = range(base.swept // base.size, (base.state.first_seq - 1) // base.size + 1)
             wanted.update(n for n in unswept if n not in base.indexed)
-        base.tail = {}
+        tail: Tail = {}
         for number in sorted(wanted):
             if (found := read_segment(env, base, number)) or number in base.poison:
-                base.tail[number] = Part.of(found)
+                tail[number] = Part.of(found)
+        base.tail = tail  # not before: a page that cannot be read would leave a part of it for good
     return base.tail
 
 
@@ -99,18 +103,33 @@ def stored_rows(env: Environment, base: Base, subjects: list[str], rows: dict[st
     """Add the rows of subjects on the disk to `rows`; of those that have none, an empty one."""
     if len(subjects) < 4 or env.found:  # each looked up from the root
         for subject in subjects:
-            rows[subject] = stored_row(env, base, subject) or (0, 0, 0)
+            rows[subject] = _row_to_count_on(env, base, subject)
         return
     prefix = base.sid.to_bytes(4, "big")
     keys = {}
     for subject in subjects:
-        rows[subject] = (0, 0, 0)
         keys[prefix + subject_key(subject)] = subject
     with env.read.cursor(db=env.subjects) as cursor:
-        found = cursor.getmulti(sorted(keys))
-    for key, value in found:
-        subject, row = keys[key], row_of(key, value)
-        rows[subject] = row or stored_row(env, base, subject) or (0, 0, 0)
+        stored = cursor.getmulti(sorted(keys))
+    found: dict[str, Row] = {}
+    for key, value in stored:
+        subject = keys[key]
+        found[subject] = row_of(key, value) or _row_to_count_on(env, base, subject)
+    # Behind everything that may raise: a row that was not read must not be taken for an empty one.
+    for subject in subjects:
+        rows[subject] = found.get(subject, NO_ROW)
+
+
+def _row_to_count_on(env: Environment, base: Base, subject: str) -> Row:
+    """A subject's row on the disk, for a group that changes it. If it is damaged, and messages that may be of the
+    subject are lost as well, their number is not known; an error would fail everything else that is in the group. So
+    those that are found are counted, within bounds that let no lookup pass over a lost one without an error."""
+    try:
+        return stored_row(env, base, subject) or NO_ROW
+    except CorruptMessageError:
+        committed = View(env, base, (), base.swept, base.swept)
+        known = committed.seqs(subject, base.swept, base.state.last_seq, is_checked=False)
+        return max(1, sum(1 for _ in known)), base.swept, base.state.last_seq
 
 
 def _recount(env: Environment, base: Base, subject: str) -> Row:
@@ -263,11 +282,12 @@ class View:
                 return row
         return self.base.row(subject) or stored_row(self.env, self.base, subject)
 
-    def _improve(self, subject: str, better: Row) -> None:
-        """Remember better bounds, where that changes no other view."""
+    def _improve(self, subject: str, row: Row, better: Row) -> None:
+        """Remember better bounds of a row, where that changes no other view. It may be that of an older group: then the
+        newest one has another count."""
         if not self.deltas:
-            self.base.improve(subject, better)
-        elif subject in self.deltas[-1].rows:
+            self.base.improve(subject, row, better)
+        elif self.deltas[-1].rows.get(subject) == row:
             self.deltas[-1].rows[subject] = better
 
     def rows(self, pattern: str, after: str = "") -> Iterator[tuple[str, Row]]:
@@ -489,12 +509,13 @@ class View:
             return high
         found = next(self.seqs_down(subject, max(self.first, first), high), 0)
         if high == last and found:
-            self._improve(subject, (count, first, found))
+            self._improve(subject, row, (count, first, found))
         return found
 
     def first_of(self, subject: str) -> int:
         """Sequence of the oldest message of the subject; 0 if there is none."""
-        count, first, last = self.row(subject) or (0, 0, 0)
+        row = self.row(subject) or NO_ROW
+        count, first, last = row
         if not count or last < self.first:
             return 0
         if first >= self.first and self.has(first):
@@ -503,7 +524,7 @@ class View:
             return last
         found = next(self.seqs(subject, max(self.first, first), last), 0)
         if found:
-            self._improve(subject, (count, found, last))
+            self._improve(subject, row, (count, found, last))
         return found
 
     def count_of(self, subject: str, row: Row) -> int:
