@@ -43,6 +43,7 @@ class Watch:
 
     def __init__(self, name: str, stream: str, born: int, config: dict[str, Any], start: int) -> None:
         self.name, self.stream, self.born, self.config, self.start = name, stream, born, config, start
+        self.generation = 0  # of the connection to which it delivers, when it was made
         self.has_begun = False  # since the server started
         # Messages that were not the last of their subject when it began (`last_per_subject`): not to be delivered.
         self.superseded: set[int] = set()
@@ -198,6 +199,7 @@ class ConsumerLoad:
                 return _error
             start = {"new": found.last + 1, "by_start_sequence": config.get("opt_start_seq", 0)}
             watch = Watch(consumer, name, found.born, config, start.get(config["deliver_policy"], 0))
+            watch.generation = client.generation
             self.watches[consumer] = watch
             found.consumers[consumer] = tuple(watch.filters)
             op.is_catalog = True
@@ -430,6 +432,10 @@ class ConsumerLoad:
     def _missing(self, watch: Watch, stream: ModelStream) -> list[int]:
         if watch.config["ack_policy"] == "none":  # at most once: what was on its way to a client that left is gone
             return []
+        if "deliver_subject" in watch.config and watch.config.get("max_deliver", 0) > 0:
+            number = int(watch.config["deliver_subject"].rpartition(".")[2])
+            if self.world.clients[number].generation != watch.generation:
+                return []  # all tries of a message may have waited for a connection that is gone
         wanted = [
             entry for entry in stream.messages.values() if watch.covers(entry.subject) and entry.seq >= watch.start
         ]
