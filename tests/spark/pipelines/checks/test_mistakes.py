@@ -226,7 +226,8 @@ def test_all_mistakes_are_reported_at_once_and_none_that_follows(spark: SparkSes
     text = text.replace("WHERE amount > 100", "WHERE amuont > 100").replace(
         'key = "customer"', 'key = "customer"\nmode = "append"'
     )
-    text += '[steps.more]\nsql = "SELECT upper(a) AS a, abs(b) AS b FROM big"\n[outputs.raw]\nfrom = "sales"\nstream = "BIG"\n'
+    text += '[steps.more]\nsql = "SELECT upper(a) AS a, abs(b) AS b FROM big"\n'
+    text += '[outputs.raw]\nfrom = "sales"\nstream = "BIG"\n'
     text += "subject = \"upper(amount, 'x')\"\n"
     found = flat(deep_mistakes(spark, parse(text, file=str(tmp_path / "p.toml"))))
     assert [(at[0], text.split(":")[0]) for at, text in found] == [
