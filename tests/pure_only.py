@@ -64,6 +64,7 @@ PURE_ONLY: dict[str, dict[str, str]] = {
         "test_a_read_that_another_one_ended_is_repeated_for_the_rows": REPLACED,
         "test_an_index_that_could_not_be_read_once_is_read_again": REPLACED,
         "test_rows_that_cannot_be_read_fail_the_group_and_not_the_store": REPLACED,
+        "test_rows_that_could_not_be_read_once_are_read_again": SUBCLASS,
         "test_the_state_of_a_stream_whose_rows_cannot_be_read_is_known": REPLACED,
     },
     "tests/server/store/lmdb/test_expiry.py": {

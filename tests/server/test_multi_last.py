@@ -287,6 +287,7 @@ async def test_answers_about_many_subjects_are_complete_while_the_stream_changes
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("storage", ["memory", "file"])
 async def test_thousands_of_answers_about_many_subjects_are_complete(tmp_path: Path, storage: str) -> None:
     counts: Counter[str] = Counter()

@@ -32,6 +32,7 @@ def test_random_damage_is_reported_and_never_served(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(11, 15))
 def test_random_damage_is_reported_and_never_served_over_many_trials(tmp_path: Path, seed: int) -> None:
     verdicts = trials.run(tmp_path, 153, seed=seed, scale=1 + seed % 2)
@@ -41,7 +42,8 @@ def test_random_damage_is_reported_and_never_served_over_many_trials(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("count", "first"), [(12, 700), pytest.param(150, 5000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
+    ("count", "first"),
+    [(12, 700), (1, 5092), pytest.param(150, 5000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])],
 )
 def test_a_torn_store_is_salvaged_without_what_was_removed(tmp_path: Path, count: int, first: int) -> None:
     """Some of the last writes were lost: pages of the last commits and older ones side by side."""

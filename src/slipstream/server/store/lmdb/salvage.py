@@ -399,7 +399,8 @@ class Survey:
             missing = total // COUNTED - block.total // COUNTED
             if missing > 0:
                 self._lost(stream, block, low, high, missing)
-            elif not known and block.maybe:
+            # With holes, and beside what cannot be read, a page may be an older one with messages that were removed.
+            if block.maybe and not is_full and (not known if missing <= 0 else block.total != total):
                 unproved += (block.maybe[0][0], block.maybe[-1][0])
         if unproved:
             self._complain(
