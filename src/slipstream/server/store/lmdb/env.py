@@ -93,6 +93,10 @@ def translated(doing: str, path: Path) -> Iterator[None]:
         if _is_full(path, str(exc)):
             raise StoreError(f"no space left on device while {doing} in {path}") from exc
         raise StoreError(f"the disk failed while {doing}: {exc}") from exc
+    except SystemError as exc:  # py-lmdb: a cursor that deletes on a damaged page returns a result and sets an error
+        if not isinstance(exc.__cause__, lmdb.Error):
+            raise
+        raise StoreError(f"the disk failed while {doing}: {exc.__cause__}") from exc
     except OSError as exc:
         raise StoreError(f"the disk failed while {doing} in {path}: {exc}") from exc
 
