@@ -54,6 +54,10 @@ class Client:
     def messages(self) -> list[Msg]:
         return [event for event in self.take() if isinstance(event, Msg)]
 
+    def answers(self) -> dict[str, Any]:
+        """The JSON of what came since it last looked, by the last part of the reply subject."""
+        return {each.subject.removeprefix(self.inbox): msgspec.json.decode(each.payload) for each in self.messages()}
+
     def ask(
         self, subject: str, body: bytes | dict[str, Any] = b"", header: Headers | None = None, *, settle: bool = True
     ) -> list[Msg]:
@@ -151,6 +155,14 @@ class Rig:
             session.set_capacity(self.engine.settings.max_pending_bytes)
             if session.closed:
                 client.closed = True
+
+    def turn(self) -> int:
+        """One turn, as the driver has it; its units of work."""
+        self.engine.step(self.now)
+        used = self.engine.jobs.used
+        self.commit()
+        self.flush()
+        return used
 
     def settle(self) -> None:
         """Turns, until nothing is left to do."""

@@ -60,23 +60,12 @@ class Neighbour:
                 for payload in (body, batch):
                     self.client.send(pub("$JS.API.DIRECT.GET.SMALL", payload, f"{self.client.inbox}n"), settle=False)
             waiting += 1
-            work.append(turn(self.rig))
+            work.append(self.rig.turn())
             if len(self.client.messages()) == 3:  # the message, the batch of one, its end
                 self.slowest, waiting = max(self.slowest, waiting), 0
             got += len(of.messages())
         assert engine.load.client is None
         return work
-
-
-def turn(rig: Rig) -> int:
-    """One turn, as the driver has it; returns its units of work."""
-    engine, before = rig.engine, 0
-    jobs = engine.jobs
-    engine.step(rig.now)
-    before = jobs.used
-    rig.commit()
-    rig.flush()
-    return before
 
 
 def pipelined(client: Client, count: int, body: dict[str, object], *, stream: str = "BIG") -> bytes:
@@ -168,7 +157,7 @@ def test_info_with_subjects_is_of_one_state_and_includes_what_was_published_befo
         settle=False,
     )
     for _ in range(3):  # the group is committed, and the search begins
-        turn(rig)
+        rig.turn()
     assert not client.messages()
     other.send(pub("big.1.later", b"") + pub("big.1.fresh", b""))
     rig.settle()
@@ -225,7 +214,7 @@ def test_a_search_of_a_client_that_leaves_is_given_up(rig: Rig) -> None:
     client.send(pipelined(client, 3, {"last_by_subj": "*.*.none"}), settle=False)
     assert client.cid in rig.engine.held_back
     rig.engine.disconnect(client.cid)
-    turn(rig)
+    rig.turn()
     assert not rig.engine.held_back
     assert not rig.engine.step(rig.now)
     assert not rig.store.log("BIG").is_crowded

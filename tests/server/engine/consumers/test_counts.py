@@ -47,12 +47,6 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path, _small_slices: None) -> 
     store.close()
 
 
-def turn(rig: Rig) -> None:
-    rig.engine.step(rig.now)
-    rig.commit()
-    rig.flush()
-
-
 def put(client: Client, config: dict[str, Any], action: str = "", *, settle: bool = True) -> None:
     body = {"stream_name": "S", "config": {"name": "c", "durable_name": "c"} | config, "action": action}
     client.send(pub("$JS.API.CONSUMER.CREATE.S.c", msgspec.json.encode(body), f"{client.inbox}put"), settle=settle)
@@ -86,7 +80,7 @@ def counted(rig: Rig) -> int:
     """How many turns it took until the consumer had counted."""
     turns = 0
     while rig.engine.streams["S"].consumers.items["c"].is_searching:
-        turn(rig)
+        rig.turn()
         turns += 1
         assert turns < 1000
     return turns
@@ -109,7 +103,7 @@ def test_changed_filters_are_counted_in_slices_beside_publishes_and_deletions(ri
         writer.send(pub(subject, subject.encode()), settle=False)
         seq = msgspec.json.encode({"seq": rng.randint(1, 60)})
         writer.send(pub("$JS.API.STREAM.MSG.DELETE.S", seq, ""), settle=False)
-        turn(rig)
+        rig.turn()
     assert turns > 3
     rig.settle()
     now = covered(rig, "s.*.*")
@@ -150,7 +144,7 @@ def test_nothing_is_delivered_while_it_is_counted_and_nothing_is_lost(rig: Rig) 
     got = [int(message.reply.split(".")[5]) for message in client.messages() if message.reply]
     for _ in range(3):
         writer.send(b"".join(pub("s.1.y", b"s.1.y") for _ in range(9)), settle=False)  # more than a list of changes has
-        turn(rig)
+        rig.turn()
     rig.settle()
     got += [int(message.reply.split(".")[5]) for message in client.messages() if message.reply]
     assert got == list(range(1, 68))
@@ -164,7 +158,7 @@ def test_pull_request_waits_until_the_consumer_has_counted(rig: Rig) -> None:
     client.send(pub("$JS.API.CONSUMER.MSG.NEXT.S.c", b'{"batch":5}', f"{client.inbox}next"), settle=False)
     turns = 0
     while rig.engine.streams["S"].consumers.items["c"].is_searching:
-        turn(rig)
+        rig.turn()
         turns += 1
         if rig.engine.streams["S"].consumers.items["c"].is_searching:
             assert not any(message.reply for message in client.messages())
@@ -244,7 +238,7 @@ def test_ack_of_all_settles_and_removes_in_slices_and_is_answered_last(rig: Rig)
     seen = []
     log = rig.engine.streams["S"].log
     while not client.messages():
-        turn(rig)
+        rig.turn()
         rig.wait(0.02)
         state = rig.engine.streams["S"].consumers.items["c"].state
         seen.append((log.state.messages, len(state.pending), state.floor_seq))

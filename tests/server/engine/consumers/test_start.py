@@ -48,12 +48,6 @@ def is_covered(subject: str, filters: list[str]) -> bool:
     return not filters or any(matches(pattern, subject) for pattern in filters)
 
 
-def turn(rig: Rig) -> None:
-    rig.engine.step(rig.now)
-    rig.commit()
-    rig.flush()
-
-
 def delivered(client: Client) -> list[tuple[int, str]]:
     """All messages that the consumer has, by sequence."""
     client.take()
@@ -87,7 +81,7 @@ def test_start_in_slices_gets_every_message_once_and_counts_exactly(
     begin(client, policy | ({"filter_subjects": filters} if filters else {}))
     searched = 0
     while not client.events and searched < 400:
-        turn(rig)
+        rig.turn()
         made_one = rig.engine.streams["S"].consumers.items.get("c")
         searched += made_one is not None and made_one.is_searching
         if searched < 12:
@@ -132,7 +126,7 @@ def test_reports_of_a_consumer_that_is_searching_wait_and_it_can_be_deleted_chan
     ):
         begin(client, {"filter_subjects": ["*.*.x"]})
         for _ in range(3):
-            turn(rig)
+            rig.turn()
         assert rig.engine.streams["S"].consumers.items["c"].is_searching
         answer = other.api(request, body)
         infos = answer.get("consumers", [answer])
@@ -145,7 +139,7 @@ def test_reports_of_a_consumer_that_is_searching_wait_and_it_can_be_deleted_chan
             other.api("CONSUMER.DELETE.S.c")
     begin(client, {"filter_subjects": ["*.*.x"]})
     for _ in range(3):
-        turn(rig)
+        rig.turn()
     update = {"name": "c", "durable_name": "c", "ack_policy": "none", "filter_subjects": ["s.1.*", "*.4.z"]}
     answer = other.api("CONSUMER.CREATE.S.c", {"stream_name": "S", "config": update, "action": "update"})
     assert answer["num_pending"] == 4
@@ -158,15 +152,15 @@ def test_a_stream_that_is_purged_or_deleted_during_the_search_of_a_consumer(rig:
     for subject in SUBJECTS:
         other.publish(subject)
     begin(client, {"filter_subjects": ["*.*.x"], "deliver_policy": "last_per_subject"})
-    turn(rig)
-    turn(rig)
+    rig.turn()
+    rig.turn()
     other.api("STREAM.PURGE.S")
     other.publish("s.1.x", b"new")
     assert msgspec.json.decode(client.messages()[0].payload)["num_pending"] <= 1
     assert [payload for _, payload in delivered(client)] == ["new"]
     other.api("CONSUMER.DELETE.S.c")
     begin(client, {"filter_subjects": ["*.*.x"]})
-    turn(rig)
+    rig.turn()
     other.api("STREAM.DELETE.S")
     rig.settle()
     assert not rig.engine.step(rig.now)

@@ -45,19 +45,6 @@ def publish(client: Client, name: str, header: bytes = b"", subject: str = "s.c"
     client.send(pub(subject, b"new", f"{client.inbox}{name}", header), settle=False)
 
 
-def turn(rig: Rig) -> int:
-    """One turn, as the driver has it; its units of work."""
-    rig.engine.step(rig.now)
-    used = rig.engine.jobs.used
-    rig.commit()
-    rig.flush()
-    return used
-
-
-def answers(client: Client) -> dict[str, Any]:
-    return {each.subject.removeprefix(client.inbox): msgspec.json.decode(each.payload) for each in client.messages()}
-
-
 def held(rig: Rig) -> list[tuple[int, str]]:
     """What readers see."""
     log = rig.engine.streams["S"].log
@@ -70,8 +57,8 @@ def to_the_end(rig: Rig, client: Client, count: int = 1) -> dict[str, Any]:
     """Turns, until so many answers are there; no turn does more than a slice beyond its budget."""
     found: dict[str, Any] = {}
     for _ in range(1000):
-        assert turn(rig) <= STEP_UNITS + UNITS * SLICE + 1
-        found |= answers(client)
+        assert rig.turn() <= STEP_UNITS + UNITS * SLICE + 1
+        found |= client.answers()
         if len(found) == count:
             return found
     raise AssertionError("no answer")
@@ -88,8 +75,8 @@ def test_rollup_is_acknowledged_when_all_that_it_replaces_is_gone(rig: Rig) -> N
     publish(client, "r", SUB)
     assert log.state.messages == COUNT + 2  # nothing of it in the turn of the publish
     sizes = []
-    while not (found := answers(client)):
-        turn(rig)
+    while not (found := client.answers()):
+        rig.turn()
         state = held(rig)
         assert state[0] == (1, "s.a")
         assert state[-1] == (COUNT + 2, "s.c")  # the newest message at once
@@ -104,8 +91,8 @@ def test_small_rollup_is_done_in_one_group(rig: Rig) -> None:
     client = rig.client()
     client.send(b"".join(pub("s.few", b"x") for _ in range(500)))
     publish(client, "r", SUB, "s.few")
-    turn(rig)
-    assert answers(client)["r"]["seq"] == COUNT + 502
+    rig.turn()
+    assert client.answers()["r"]["seq"] == COUNT + 502
     assert rig.engine.streams["S"].log.committed.messages == COUNT + 2
 
 
@@ -120,7 +107,7 @@ def test_rollup_of_all_subjects(rig: Rig) -> None:
 def test_rollups_one_after_the_other_are_each_acknowledged(rig: Rig) -> None:
     client, stream = rig.client(), rig.engine.streams["S"]
     publish(client, "r", SUB)
-    turn(rig)
+    rig.turn()
     for name in range(5):
         publish(client, str(name), SUB)
     assert len(msgspec.json.decode(stream.stored())["removals"]) == 1
@@ -135,7 +122,7 @@ def test_lost_rollup_removes_nothing_and_is_answered(rig: Rig) -> None:
     publish(client, "r", SUB)
     lose_the_open_group(rig)
     rig.settle()
-    assert "error" in answers(client)["r"]
+    assert "error" in client.answers()["r"]
     assert len(held(rig)) == COUNT + 1
 
 
@@ -143,7 +130,7 @@ def test_lost_rollup_removes_nothing_and_is_answered(rig: Rig) -> None:
 def test_group_that_is_lost_in_the_middle_is_removed_again(rig: Rig, steps: int) -> None:
     client = rig.client()
     publish(client, "r", SUB)
-    turn(rig)
+    rig.turn()
     publish(client, "lost", SUB)
     for _ in range(steps):
         rig.engine.step(rig.now)
@@ -158,7 +145,7 @@ def test_group_that_is_lost_in_the_middle_is_removed_again(rig: Rig, steps: int)
 def test_deletion_of_the_stream_ends_a_rollup(rig: Rig) -> None:
     client = rig.client()
     publish(client, "r", SUB)
-    turn(rig)
+    rig.turn()
     client.send(pub("$JS.API.STREAM.DELETE.S", b"", f"{client.inbox}d"), settle=False)
     found = to_the_end(rig, client, 2)
     assert found["d"]["success"]
@@ -171,8 +158,8 @@ def test_rollup_that_a_crash_interrupted_is_completed_by_the_next_start(tmp_path
     rig = filled(Rig(store=store))
     client = rig.client()
     publish(client, "r", SUB)
-    turn(rig)
-    assert not answers(client)
+    rig.turn()
+    assert not client.answers()
     assert len(held(rig)) > COUNT // 2
     store.close()  # what is not committed is lost
 
@@ -219,7 +206,7 @@ def test_stream_that_discards_new_messages_has_the_room_of_a_rollup_at_once(rig:
     publish(client, "r", SUB)
     publish(client, "next")
     rig.settle()
-    found = answers(client)
+    found = client.answers()
     assert [found["r"]["seq"], found["next"]["seq"]] == [COUNT + 2, COUNT + 3]
 
 
@@ -301,7 +288,7 @@ def test_rollup_in_a_mirror_is_in_slices(rig: Rig) -> None:
     publish(client, "next", subject="s.d")
     sizes = []
     while shown(rig) != COUNT + 3:
-        assert turn(rig) <= STEP_UNITS + 2 * (UNITS * SLICE + 1)  # two streams, each a slice
+        assert rig.turn() <= STEP_UNITS + 2 * (UNITS * SLICE + 1)  # two streams, each a slice
         sizes.append(log.committed.messages)
         if shown(rig) == COUNT + 2:  # with the rollup goes all that it replaces
             assert log.committed.messages == 2
@@ -316,8 +303,8 @@ def test_mirror_completes_a_rollup_after_a_restart_before_it_answers_as_of_it(tm
     client = mirrored(rig)
     publish(client, "r", SUB)
     while rig.engine.streams["M"].log.committed.last_seq < COUNT + 2:
-        turn(rig)
-    turn(rig)
+        rig.turn()
+    rig.turn()
     assert rig.engine.streams["M"].log.committed.messages > 2
     store.close()
 
@@ -327,7 +314,7 @@ def test_mirror_completes_a_rollup_after_a_restart_before_it_answers_as_of_it(tm
     assert log.committed.messages > 2
     while log.committed.messages > 2:
         assert shown(rig) == 0
-        turn(rig)
+        rig.turn()
     rig.settle()
     assert shown(rig) == COUNT + 2
     store.close()
@@ -351,8 +338,8 @@ def test_consumer_beside_a_rollup_in_slices_counts_right(rig: Rig) -> None:
     config = {"name": "d", "durable_name": "d", "filter_subject": "s.c", "ack_policy": "explicit"}
     client.api("CONSUMER.CREATE.S.d", {"stream_name": "S", "config": config, "action": "create"})
     publish(client, "r", SUB)
-    while not answers(client):
-        turn(rig)
+    while not client.answers():
+        rig.turn()
         assert rig.engine.streams["S"].consumers.items["d"].left == len(held(rig)) - 1
     assert client.api("CONSUMER.INFO.S.d")["num_pending"] == 1
 
@@ -401,7 +388,7 @@ def test_lost_update_with_lower_limits_is_an_error_and_removes_nothing(rig: Rig)
     client.send(pub("$JS.API.STREAM.UPDATE.S", msgspec.json.encode(config), f"{client.inbox}u"), settle=False)
     lose_the_open_group(rig)
     rig.settle()
-    assert "error" in answers(client)["u"]
+    assert "error" in client.answers()["u"]
     assert len(held(rig)) == COUNT + 1
 
 
@@ -411,8 +398,8 @@ def test_lower_limit_that_a_crash_interrupted_is_enforced_by_the_next_start(tmp_
     client = rig.client()
     config = {"name": "S", "subjects": ["s.>"], "storage": "file", "allow_rollup_hdrs": True, "max_bytes": 35_000}
     client.send(pub("$JS.API.STREAM.UPDATE.S", msgspec.json.encode(config), f"{client.inbox}u"), settle=False)
-    turn(rig)
-    assert not answers(client)
+    rig.turn()
+    assert not client.answers()
     store.close()
 
     store = LmdbStore(tmp_path / "s", map_size=1 << 28)
@@ -443,10 +430,10 @@ def test_limit_takes_what_an_interrupted_removal_left_before_other_messages(tmp_
     else:
         client.send(pub("$JS.API.STREAM.PURGE.S", b'{"filter":"s.c"}', f"{client.inbox}p"), settle=False)
         rig.engine.step(rig.now)
-    turn(rig)
+    rig.turn()
     client.send(b"".join(pub("s.b", b"x") for _ in range(1200)), settle=False)  # full again
     rig.commit()
-    assert not answers(client)
+    assert not client.answers()
     assert rig.engine.streams["S"].log.state.messages == COUNT + 1
     store.close()  # what is not committed is lost
 
@@ -475,7 +462,7 @@ def test_lost_rollup_beside_a_lowered_limit_removes_nothing(rig: Rig) -> None:
     publish(client, "r", SUB, subject="s.old")
     lose_the_open_group(rig)
     rig.settle()
-    assert "error" in answers(client)["r"]
+    assert "error" in client.answers()["r"]
     kept = [subject for _, subject in held(rig)]
     assert len(kept) == COUNT - 1000
     assert kept.count("s.old") == 1500

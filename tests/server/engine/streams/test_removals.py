@@ -56,23 +56,10 @@ def begin(client: Client, name: str, **request: Any) -> None:
     client.send(pub("$JS.API.STREAM.PURGE.S", body, f"{client.inbox}{name}"), settle=False)
 
 
-def turn(rig: Rig) -> int:
-    """One turn, as the driver has it; returns its units of work."""
-    rig.engine.step(rig.now)
-    used = rig.engine.jobs.used
-    rig.commit()
-    rig.flush()
-    return used
-
-
-def answers(client: Client) -> dict[str, Any]:
-    return {each.subject.removeprefix(client.inbox): msgspec.json.decode(each.payload) for each in client.messages()}
-
-
 def to_the_middle(rig: Rig, *, left: int) -> None:
     """Turns, until so many messages are left at most."""
     for _ in range(1000):
-        turn(rig)
+        rig.turn()
         if rig.engine.streams["S"].log.committed.messages <= left:
             return
     raise AssertionError("the purge does not go on")
@@ -97,8 +84,8 @@ def test_purge_in_slices_removes_what_one_piece_would(rig: Rig, request_: dict[s
     before = [(record.seq, record.subject) for record in log.scan("", 0, limit=10_000)]
     begin(client, "p", **request_)
     work = []
-    while not (found := answers(client)):
-        work.append(turn(rig))
+    while not (found := client.answers()):
+        work.append(rig.turn())
         assert len(work) < 1000
     assert found["p"]["purged"] == gone
     # A turn ends with the slice that used up its budget, which may be one subject's.
@@ -123,8 +110,8 @@ def test_reader_in_the_middle_sees_all_messages_of_a_subject_or_none(rig: Rig) -
     client = rig.client()
     begin(client, "p", filter="s.a.>")
     seen = set()
-    while not (found := answers(client)):
-        turn(rig)
+    while not (found := client.answers()):
+        rig.turn()
         counts = held(rig)
         assert {counts[f"s.a.{n}"] for n in range(SUBJECTS)} <= {0, EACH}
         assert counts["s.c"] == 1500
@@ -138,8 +125,8 @@ def test_large_subject_loses_its_oldest_messages_first(rig: Rig) -> None:
     every = [record.seq for record in log.scan("s.c", 0, limit=2000)]
     begin(client, "p", filter="s.c")
     sizes = set()
-    while not answers(client):
-        turn(rig)
+    while not client.answers():
+        rig.turn()
         left = [record.seq for record in log.scan("s.c", 0, limit=2000)]
         assert left == every[len(every) - len(left) :]
         sizes.add(len(left))
@@ -154,7 +141,7 @@ def test_messages_published_after_the_request_stay(rig: Rig) -> None:
     to_the_middle(rig, left=4000)
     other.send(pub("s.a.2", b"later") + pub("s.a.899", b"later"), settle=False)
     rig.settle()
-    assert answers(client)["p"]["purged"] == SUBJECTS * EACH + 2
+    assert client.answers()["p"]["purged"] == SUBJECTS * EACH + 2
     counts = held(rig)
     assert {subject: count for subject, count in counts.items() if subject.startswith("s.a")} == {
         "s.a.1": 1,
@@ -178,7 +165,7 @@ def test_two_purges_at_once_remove_each_message_once(rig: Rig) -> None:
     begin(other, "q", filter="s.*.*")
     to_the_middle(rig, left=4000)
     rig.settle()
-    assert answers(client)["p"]["purged"] + answers(other)["q"]["purged"] == 3000
+    assert client.answers()["p"]["purged"] + other.answers()["q"]["purged"] == 3000
     assert held(rig) == {"s.c": 1500}
 
 
@@ -190,7 +177,7 @@ def test_purge_of_everything_in_the_middle_of_one_by_filter(rig: Rig) -> None:
     assert other.api("STREAM.PURGE.S")["purged"] == left
     rig.settle()
     assert held(rig).total() == 0
-    assert answers(client)["p"]["purged"] == 4500 - left
+    assert client.answers()["p"]["purged"] == 4500 - left
 
 
 def test_deletion_of_the_stream_ends_its_purge(rig: Rig) -> None:
@@ -202,7 +189,7 @@ def test_deletion_of_the_stream_ends_its_purge(rig: Rig) -> None:
     other.send(pub("$JS.API.STREAM.CREATE.S", body), settle=False)
     other.send(b"".join(pub(f"s.a.{n}", b"new") for n in range(700)), settle=False)
     rig.settle()
-    assert answers(client)["p"]["error"]["err_code"] == 10059
+    assert client.answers()["p"]["error"]["err_code"] == 10059
     assert held(rig).total() == 700
 
 
@@ -212,7 +199,7 @@ def test_stream_deleted_before_its_purge_began_is_not_found(rig: Rig) -> None:
     begin(client, "p", filter="s.a.>")
     client.send(pub("$JS.API.STREAM.DELETE.S", b""), settle=False)
     rig.settle()
-    assert answers(client)["p"]["error"]["err_code"] == 10059
+    assert client.answers()["p"]["error"]["err_code"] == 10059
 
 
 def test_lost_group_in_the_middle_is_purged_again_and_counted_once(rig: Rig) -> None:
@@ -226,9 +213,9 @@ def test_lost_group_in_the_middle_is_purged_again_and_counted_once(rig: Rig) -> 
             journal.seal()
         rig.engine.step(rig.now)  # the next group has removals as well
         rig.engine.failed(journal, OSError("no space left on device"), rig.now)
-        turn(rig)
+        rig.turn()
     rig.settle()
-    assert answers(client)["p"]["purged"] == SUBJECTS * EACH
+    assert client.answers()["p"]["purged"] == SUBJECTS * EACH
     assert held(rig).total() == 1800
 
 
@@ -242,7 +229,7 @@ def test_group_that_is_lost_with_the_first_removals(rig: Rig) -> None:
     rig.engine.failed(journal, OSError("no space left on device"), rig.now)
     assert held(rig).total() == 4500
     rig.settle()
-    assert answers(client)["p"]["purged"] == SUBJECTS * EACH - 2
+    assert client.answers()["p"]["purged"] == SUBJECTS * EACH - 2
     assert held(rig).total() == 1802
 
 
@@ -256,7 +243,7 @@ def test_purge_that_a_crash_interrupted_is_completed_by_the_next_start(tmp_path:
     client.send(pub("s.b", b"x"))
     begin(client, "p", filter="s.a.*", keep=keep)
     to_the_middle(rig, left=1800)
-    assert not answers(client)
+    assert not client.answers()
     before = held(rig).total()
     assert 1 + keep < before < 2101
     store.close()
@@ -281,8 +268,8 @@ def test_consumer_beside_a_purge_in_slices_counts_right(rig: Rig) -> None:
     client.api("CONSUMER.CREATE.S.d", {"stream_name": "S", "config": {**config, "name": "d"}, "action": "create"})
     assert client.api("CONSUMER.INFO.S.d")["num_pending"] == SUBJECTS * EACH
     begin(client, "p", filter="s.a.>")
-    while not answers(client):
-        turn(rig)
+    while not client.answers():
+        rig.turn()
         left = sum(count for subject, count in held(rig).items() if subject.startswith("s.a."))
         assert rig.engine.streams["S"].consumers.items["d"].left == left
     client.publish("s.a.1")
@@ -301,7 +288,7 @@ def test_messages_with_the_sequences_of_a_lost_group_are_not_purged(rig: Rig) ->
     begin(client, "p", filter="s.a.>")  # it waits for the group of those messages
     lose_the_open_group(rig)
     client.send(b"".join(pub("s.a.2", b"published after the request") for _ in range(10)))
-    assert answers(client)["p"]["purged"] == SUBJECTS * EACH
+    assert client.answers()["p"]["purged"] == SUBJECTS * EACH
     assert {subject: count for subject, count in held(rig).items() if subject.startswith("s.a.")} == {"s.a.2": 10}
 
 
@@ -321,7 +308,7 @@ def test_mirror_that_was_purged_is_no_whole_copy_after_lost_groups(rig: Rig, los
         assert mirror.log.state.messages < 4500
         lose_the_open_group(rig)  # with the first messages that it removed
     rig.settle()
-    assert answers(client)["p"]["purged"] == SUBJECTS * EACH
+    assert client.answers()["p"]["purged"] == SUBJECTS * EACH
     assert mirror.log.committed.messages == 1800
     assert not mirror.fidelity.is_whole
 

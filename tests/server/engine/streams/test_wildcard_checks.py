@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -54,34 +53,21 @@ def ask(client: Client, name: str, header: bytes, subject: str = "s.new", payloa
     client.send(pub(subject, payload, f"{client.inbox}{name}", header), settle=False)
 
 
-def turn(rig: Rig) -> int:
-    """One turn, as the driver has it; its units of work."""
-    rig.engine.step(rig.now)
-    used = rig.engine.jobs.used
-    rig.commit()
-    rig.flush()
-    return used
-
-
-def answers(client: Client) -> dict[str, Any]:
-    return {each.subject.removeprefix(client.inbox): msgspec.json.decode(each.payload) for each in client.messages()}
-
-
 def test_search_for_a_wildcard_is_sliced_and_others_are_served_meanwhile(rig: Rig) -> None:
     client, other = rig.client(), rig.client()
     for n in range(20):
         ask(client, f"{n}", expect(0, "s.*.none"))
     turns, most = 0, 0
-    while not (found := answers(client)) or len(found) < 1:
+    while not (found := client.answers()) or len(found) < 1:
         ask(other, "o", b"")
-        most = max(most, turn(rig))
+        most = max(most, rig.turn())
         turns += 1
         assert turns < 1000
-        assert answers(other)["o"]["seq"] > COUNT
+        assert other.answers()["o"]["seq"] > COUNT
     assert turns > 1
     assert most <= 2 * STEP_UNITS
     rig.settle()
-    done = found | answers(client)
+    done = found | client.answers()
     assert [done[f"{n}"]["stream"] for n in range(20)] == ["S"] * 20
     assert all("error" not in each for each in done.values())
 
@@ -92,7 +78,7 @@ def test_answers_keep_the_order_of_the_publishes(rig: Rig) -> None:
     ask(client, "after", b"", "s.1.b")
     ask(client, "both", expect(COUNT + 2, "s.1.*"), "s.1.c")
     rig.settle()
-    found = answers(client)
+    found = client.answers()
     assert [found[name]["seq"] for name in ("search", "after", "both")] == [COUNT + 1, COUNT + 2, COUNT + 3]
 
 
@@ -101,7 +87,7 @@ def test_wrong_expectation_names_the_newest_message(rig: Rig) -> None:
     ask(client, "wrong", expect(1, "s.*.0"))
     ask(client, "right", expect(NEWEST, "s.*.0"))
     rig.settle()
-    found = answers(client)
+    found = client.answers()
     assert found["wrong"]["error"]["description"] == f"wrong last sequence: {NEWEST}"
     assert found["right"]["seq"] == COUNT + 1
 
@@ -110,12 +96,12 @@ def test_wrong_expectation_names_the_newest_message(rig: Rig) -> None:
 def test_message_stored_during_the_search_counts(rig: Rig, is_committed: bool) -> None:
     client, other = rig.client(), rig.client()
     ask(client, "late", expect(NEWEST, "s.*.0"))
-    assert not answers(client)
+    assert not client.answers()
     ask(other, "first", b"", "s.other.0")
     if is_committed:
         rig.commit()
     rig.settle()
-    assert answers(client)["late"]["error"]["description"] == f"wrong last sequence: {COUNT + 1}"
+    assert client.answers()["late"]["error"]["description"] == f"wrong last sequence: {COUNT + 1}"
 
 
 def test_message_removed_during_the_search_does_not_count(rig: Rig) -> None:
@@ -123,7 +109,7 @@ def test_message_removed_during_the_search_does_not_count(rig: Rig) -> None:
     ask(client, "late", expect(NEWEST - 3, "s.*.0"))
     other.send(pub("$JS.API.STREAM.MSG.DELETE.S", b'{"seq":%d}' % NEWEST, f"{other.inbox}d"), settle=False)
     rig.settle()
-    assert answers(client)["late"].get("seq") == COUNT + 1
+    assert client.answers()["late"].get("seq") == COUNT + 1
 
 
 def test_batch_with_wildcards_is_checked_as_a_whole_after_the_search(rig: Rig) -> None:
@@ -138,8 +124,8 @@ def test_batch_with_wildcards_is_checked_as_a_whole_after_the_search(rig: Rig) -
     batch("good", NEWEST)
     batch("bad", NEWEST - 3)
     ask(other, "o", b"")
-    assert turn(rig) <= 2 * STEP_UNITS
-    assert answers(other)["o"]["seq"] == COUNT + 1  # the batch is not complete yet
+    assert rig.turn() <= 2 * STEP_UNITS
+    assert other.answers()["o"]["seq"] == COUNT + 1  # the batch is not complete yet
     rig.settle()
     found = {each.subject.removeprefix(client.inbox): each.payload for each in client.messages()}
     good, bad = msgspec.json.decode(found["good3"]), msgspec.json.decode(found["bad3"])
@@ -161,7 +147,7 @@ def test_deleted_stream_answers_what_still_searches(rig: Rig) -> None:
     ask(client, "late", expect(0, "s.*.none"))
     other.send(pub("$JS.API.STREAM.DELETE.S", b"", f"{other.inbox}d"), settle=False)
     rig.settle()
-    assert answers(client)["late"]["error"]["err_code"] == 10059
+    assert client.answers()["late"]["error"]["err_code"] == 10059
 
 
 def test_search_of_a_client_that_leaves_stores_nothing_and_frees_its_snapshot(rig: Rig) -> None:
@@ -184,7 +170,7 @@ def test_few_subjects_are_looked_up_at_once(monkeypatch: pytest.MonkeyPatch) -> 
     ask(client, "now", expect(10, "s.*.a"))
     rig.commit()
     rig.flush()
-    assert answers(client)["now"]["seq"] == 11
+    assert client.answers()["now"]["seq"] == 11
 
 
 def test_batch_that_names_one_wildcard_many_times_searches_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
