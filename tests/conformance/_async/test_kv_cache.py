@@ -335,3 +335,25 @@ async def test_statistics_say_why_a_read_went_to_the_bucket(any_server: str, fre
         await cache.get("k.a")
         assert cache.stats.reasons[Miss.OFFLINE] == 1
         assert (cache.stats.misses, cache.stats.behind) == (3, 1)
+
+
+# unasync: off
+async def test_a_program_that_kept_the_loop_to_itself_waits_for_no_pause_between_checks(
+    any_server: str, fresh: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reads that are answered from memory let no other task run: here until the last check is too old."""
+    from slipstream.kv._async import cached_storage
+
+    async with connect(any_server) as nc:
+        kv = await nc.jetstream().create_key_value(fresh)
+        await kv.put("k", b"1")
+        async with cached(kv, recheck_after=2 * LATE) as cache:
+            now = cached_storage.clock() + 3 * LATE.total_seconds()
+            monkeypatch.setattr(cached_storage, "clock", lambda: now)
+            assert not await is_hit(cache, "k")
+            assert cache.stats.reasons == {Miss.UNCHECKED: 1}
+            await until(lambda: cache.stats.checks == 2)
+            assert await is_hit(cache, "k")
+
+
+# unasync: on

@@ -134,9 +134,11 @@ class CachedStorage(WrappedStorage[V]):
     def _keep_checked(self) -> None:
         """Check the bucket while the cache is in use, and load it again where that is needed."""
         seen = quiet = 0
+        since = self._loaded_at  # not from now on: a program that only hits may not have let this run for a long time
         while not self._is_closed:
             self._is_idle = quiet >= IDLE_CHECKS
-            self._wake.wait(self._wake.count, None if self._is_idle else self._interval)
+            pause = max(0.0, since + self._interval - clock())
+            self._wake.wait(self._wake.count, None if self._is_idle else pause)
             quiet = quiet + 1 if seen == self._reads else 0
             seen = self._reads
             try:
@@ -145,7 +147,8 @@ class CachedStorage(WrappedStorage[V]):
             except (ConnectionClosedError, UsageError):  # the bucket can never be read again
                 return
             except Error:  # without a check in time reads go to the bucket, which reports what is wrong
-                continue
+                pass
+            since = clock()
 
     def _refresh(self) -> None:
         """Check the bucket; load it if it is another one, the feed has ended, or much was removed without a trace."""
