@@ -43,7 +43,6 @@ class Watch:
 
     def __init__(self, name: str, stream: str, born: int, config: dict[str, Any], start: int) -> None:
         self.name, self.stream, self.born, self.config, self.start = name, stream, born, config, start
-        self.generation = 0  # of the connection to which it delivers, when it was made
         self.has_begun = False  # since the server started
         # Messages that were not the last of their subject when it began (`last_per_subject`): not to be delivered.
         self.superseded: set[int] = set()
@@ -100,6 +99,7 @@ class ConsumerLoad:
         self.deliveries = 0
         self.world.received = self.delivered
         self.world.was_read = self.read
+        self.world.was_lost = self.lost
         self.world.reasons.append(self._is_settled)
         self.world.after_restart.append(self._restarted)
         self.world.after_loss.append(self._group_lost)
@@ -199,7 +199,6 @@ class ConsumerLoad:
                 return _error
             start = {"new": found.last + 1, "by_start_sequence": config.get("opt_start_seq", 0)}
             watch = Watch(consumer, name, found.born, config, start.get(config["deliver_policy"], 0))
-            watch.generation = client.generation
             self.watches[consumer] = watch
             found.consumers[consumer] = tuple(watch.filters)
             op.is_catalog = True
@@ -362,6 +361,12 @@ class ConsumerLoad:
         if not watch.is_last_per_subject and delivery.pending not in rights:
             raise ViolationError("num_pending is right", f"{text}, {delivery.pending} to come, expected {rights}")
 
+    def lost(self, message: Msg) -> None:
+        """A message was delivered to a connection that had been cut: a try that no client can have seen."""
+        delivery = parse_delivery(message)
+        if delivery is not None and delivery.times == self.watches[delivery.consumer].config.get("max_deliver", 0):
+            self.watches[delivery.consumer].exhausted.add(delivery.seq)
+
     def read(self, client: Client, message: Msg) -> None:
         """A client reads a message."""
         delivery = parse_delivery(message)
@@ -432,10 +437,6 @@ class ConsumerLoad:
     def _missing(self, watch: Watch, stream: ModelStream) -> list[int]:
         if watch.config["ack_policy"] == "none":  # at most once: what was on its way to a client that left is gone
             return []
-        if "deliver_subject" in watch.config and watch.config.get("max_deliver", 0) > 0:
-            number = int(watch.config["deliver_subject"].rpartition(".")[2])
-            if self.world.clients[number].generation != watch.generation:
-                return []  # all tries of a message may have waited for a connection that is gone
         wanted = [
             entry for entry in stream.messages.values() if watch.covers(entry.subject) and entry.seq >= watch.start
         ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from slipstream.server.engine.ports import Store
@@ -136,6 +136,27 @@ class VirtualWorker(Worker):
         self._virtual.call_soon(done, error)
 
 
+class Outbox(list[bytes]):
+    """`Session.out` of a connection, which knows what of it is never written."""
+
+    def __init__(self, parts: Iterable[bytes], lost: Callable[[bytes], None]) -> None:
+        super().__init__(parts)
+        self._lost = lost
+        self.is_written = False
+
+    def clear(self) -> None:
+        """It was written, or is given up."""
+        if not self.is_written:
+            self.give_up()
+        self.is_written = False
+        super().clear()
+
+    def give_up(self) -> None:
+        """The connection is gone, with what is in here."""
+        if self:
+            self._lost(b"".join(self))
+
+
 class Wire(asyncio.Transport):
     """The server's end of a connection. What the server writes waits until the client reads."""
 
@@ -143,6 +164,7 @@ class Wire(asyncio.Transport):
         """`sent` sees what the server writes at the moment it does."""
         super().__init__()
         self._virtual, self._number, self._sent = loop, number, sent
+        self.outbox: Outbox | None = None
         self.protocol: Connection | None = None
         self.unread = 0  # bytes
         self.accepts = True
@@ -172,6 +194,8 @@ class Wire(asyncio.Transport):
         if self._closing:
             return
         self.unread += len(data)
+        if self.outbox is not None:
+            self.outbox.is_written = True
         self._sent(bytes(data))
         if self.unread > self._high and not self._is_full and self.protocol is not None:
             self._is_full = True

@@ -13,6 +13,7 @@ import pytest
 
 from slipstream.server.engine import journal as journals
 from slipstream.server.engine.consumers.persistence import StateWriter
+from slipstream.server.engine.consumers.push import PushDelivery
 from slipstream.server.engine.engine import Engine
 from slipstream.server.engine.ports import LogState
 from slipstream.server.engine.reads.direct_get import DirectBatch, ReplicaPeer
@@ -189,6 +190,17 @@ def delivery_state_not_stored(patch: Patch) -> None:
     patch.setattr(StateWriter, "save", lambda self: None)  # noqa: ARG005
 
 
+def pushes_end_with_their_connection(patch: Patch) -> None:
+    """Those of consumers that give up messages at all are not continued for the next subscriber."""
+    original = PushDelivery.interest_changed
+
+    def interest_changed(self: PushDelivery, now: int) -> None:
+        original(self, now)
+        self.bound = self.bound and self._config.max_deliver <= 0
+
+    patch.setattr(PushDelivery, "interest_changed", interest_changed)
+
+
 def position_of_a_source_forgotten(patch: Patch) -> None:
     original = SourceIngest.first_wanted
     patch.setattr(SourceIngest, "first_wanted", lambda self: min(original(self), 1))
@@ -339,6 +351,7 @@ MUTATIONS = (
     ),
     Mutation("expiry is forgotten after a restart", "messages expire", expiry_forgotten_after_a_restart),
     Mutation("delivery state is not stored", "no ack before its sync", delivery_state_not_stored),
+    Mutation("pushes end with their connection", "at least once", pushes_end_with_their_connection),
     Mutation("a source forgets its position", "copies are exact", position_of_a_source_forgotten),
     Mutation("copies skip messages", ("copies are exact", "copies are complete"), message_skipped_by_copies),
     Mutation("a mirror resumes one too late", ("copies are exact", "copies are complete"), mirror_resumes_late),

@@ -41,7 +41,7 @@ from slipstream.server.store.lmdb.segments import Tuning
 from slipstream.wire import Msg, Parser, Side, pub
 from tests.jetstream.reads.simulation.choices import Choices
 from tests.server.simulation.disk import CrashError, Disk, Hooks, SimulatedMemory, SimulatedStore
-from tests.server.simulation.loop import SECOND, Time, VirtualLoop, VirtualWorker, Wire
+from tests.server.simulation.loop import SECOND, Outbox, Time, VirtualLoop, VirtualWorker, Wire
 from tests.server.simulation.model import Entry, GroupStates, ModelStream, State, headers_of
 from tests.server.support import make_settings
 
@@ -151,6 +151,7 @@ class World:
         self.clients = [Client(number) for number in range(CLIENTS)]
         self.received: Callable[[Client, Msg], None] = lambda client, message: None  # noqa: ARG005
         self.was_read: Callable[[Client, Msg], None] = lambda client, message: None  # noqa: ARG005
+        self.was_lost: Callable[[Msg], None] = lambda message: None  # noqa: ARG005
         self.reasons: list[Callable[[ModelStream, Entry, int], bool]] = []  # why a message may be gone
         self.arrivals: list[Callable[[ModelStream, Entry], bool]] = []  # why a message may have come
         self.after_restart: list[Callable[[], None]] = []
@@ -289,6 +290,8 @@ class World:
         client.wire, client.connection = wire, Connection(self.driver, self.engine, self.engine.listener, limits)
         wire.protocol = client.connection
         client.connection.connection_made(wire)
+        session = self.engine.sessions[client.connection.cid]
+        session.out = wire.outbox = Outbox(session.out, self._never_sent)
         subscribe = b"SUB %b.> 1\r\nSUB _PUSH.%d 2\r\n" % (client.inbox.encode(), client.number)
         client.outgoing.append((HELLO + subscribe, None))
         self.say(f"client {client.number} connects")
@@ -365,6 +368,12 @@ class World:
             else:
                 self.received(client, message)
         client.incoming.append((len(data), messages))
+
+    def _never_sent(self, data: bytes) -> None:
+        """The server had this for a client whose connection is gone."""
+        for event in Parser(Side.SERVER).feed(data):
+            if isinstance(event, Msg):
+                self.was_lost(event)
 
     def _answered(self, client: Client, op: Op, message: Msg) -> None:
         self.answered += 1
