@@ -296,14 +296,34 @@ class ModelStream:
         seq, time = self.ids.get(msg_id, (0, 0))
         return seq if seq and time > now - self.duplicate_window else 0
 
-    def was_too_large(self, now: int) -> bool:
-        """Whether a delete marker larger than `max_bytes` may have been stored: it leaves at once."""
-        if not self.subject_delete_marker_ttl or self.discard == "new" or self.max_bytes <= 0:
-            return False
+    def fleeting_markers(self, now: int) -> int:
+        """How many delete markers may have been stored and removed at once: those that are larger than `max_bytes`, and
+        those that no consumer and no copy of a stream with retention by interest takes."""
+        return sum(1 for subject in self._ended(now) if self._is_fleeting(subject))
+
+    def squeezed_markers(self, now: int) -> int:
+        """How many delete markers may have been stored and removed in the same turn, by `max_bytes` for another."""
+        is_limited = self.max_bytes > 0 and self.discard != "new"
+        return len(self._ended(now)) if is_limited else 0
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether messages that come in may be removed in the same turn for other reasons: limits and rollups hide
+        what is copied and what schedules publish."""
+        return bool(self.mirror or self.sources or self.allow_msg_schedules)
+
+    def _ended(self, now: int) -> set[str]:
+        """Subjects with expired messages, for which there may be delete markers."""
+        if not self.subject_delete_marker_ttl:
+            return set()
+        return {entry.subject for entry in self.messages.values() if 0 < self.expires(entry) <= self.time_at(now)}
+
+    def _is_fleeting(self, subject: str) -> bool:
+        if self.retention == "interest" and not self.is_wanted(subject):
+            return True
         header = b"NATS/1.0\r\nNats-Marker-Reason: MaxAge\r\nNats-TTL: 1s\r\nNats-Rollup: sub\r\n\r\n"
-        marked = (entry for entry in self.messages.values() if 0 < self.expires(entry) <= self.time_at(now))
-        markers = (Entry(0, 0, entry.subject, header, b"") for entry in marked)
-        return any(size_of(self.config["storage"], marker) > self.max_bytes for marker in markers)
+        size = size_of(self.config["storage"], Entry(0, 0, subject, header, b""))
+        return bool(self.discard != "new" and 0 < self.max_bytes < size)
 
     def restarted(self, now: int) -> None:
         """What is derived from the messages is derived again: ids of messages that are gone are gone with them."""
@@ -395,6 +415,7 @@ class GroupStates:
         self.visible: State = {}  # to readers
         self.sealed_index = self.synced_index = self.visible_index = 0
         self.shown: list[tuple[int, State]] = [(0, {})]  # what readers saw, each from which event on
+        self.reopened: set[tuple[str, int]] = set()  # streams whose deletion was lost with the last group that was
 
     def seal(self) -> None:
         self.sealed_index += 1
@@ -412,12 +433,14 @@ class GroupStates:
         kept = {name: stream.born for name, stream in self.writer.items()}
         self.writer = copied(self.synced)
         self.sealed, self.sealed_index = self.synced, self.synced_index
+        self.reopened.clear()
         for name, stream in self.writer.items():
             if kept.get(name) == stream.born:
                 stream.reverted()
             else:
                 stream.restarted(now)
                 self.synced[name] = stream.copy()
+                self.reopened.add((name, stream.born))
 
     def restart(self, state: State, now: int) -> None:
         """The server started with this state."""

@@ -24,6 +24,12 @@ class ReplicaLoad:
         self.world = workload.world
         self._held: dict[tuple[str, int], dict[str, ModelStream]] = {}  # by stream and birth, then by replica
         self.world.after_restart.append(self._held.clear)
+        self.world.after_loss.append(self._group_lost)
+
+    def _group_lost(self, storage: str) -> None:
+        """A stream whose deletion is lost is opened again, and its replicas follow."""
+        for key in self.world.states(storage).reopened:
+            self._held.pop(key, None)
 
     def held(self, name: str, born: int) -> dict[str, ModelStream]:
         return self._held.get((name, born), {})

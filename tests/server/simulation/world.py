@@ -497,14 +497,32 @@ class World:
                     self._explain(stream, log, is_sweeping=storage == "file" and self.store.sweeping)
 
     def _explain(self, stream: ModelStream, log: StreamLog, *, is_sweeping: bool) -> None:
+        """Find reasons for what changed. What expired in the turn in which a schedule fired may have left before or
+        after that: its place may be that of the message which the schedule published, or another one went for it."""
+        before = stream.copy() if stream.due else None
+        try:
+            self._explain_in_order(stream, log, expired_first=True, is_sweeping=is_sweeping)
+        except ViolationError:
+            if before is None:
+                raise
+            stream.__dict__.update(before.__dict__)
+            self._explain_in_order(stream, log, expired_first=False, is_sweeping=is_sweeping)
+
+    def _explain_in_order(self, stream: ModelStream, log: StreamLog, *, expired_first: bool, is_sweeping: bool) -> None:
         now, state = self.clock(), log.state
         records = [log.peek(seq) for seq in range(stream.last + 1, state.last_seq + 1)]
         arrived = [Entry(*record) for record in records if record is not None]
-        is_passed = state.last_seq > max([stream.last, *(entry.seq for entry in arrived)])
-        is_passed = is_passed and stream.was_too_large(now)
+        fleeting = stream.fleeting_markers(now)
+        passed = state.last_seq - max([stream.last, *(entry.seq for entry in arrived)])
+        is_passed = 0 < passed <= fleeting
+        most = max(fleeting, stream.squeezed_markers(now))
+        if state.last_seq - stream.last - len(arrived) > most and not stream.has_gaps:
+            raise ViolationError(
+                "exact state", f"stream {stream.name} passes over sequences: {state}, {stream.state()}"
+            )
         marked = {entry.subject for entry in arrived}
         for entry in arrived:
-            self._expire_before(stream, log, entry, marked)
+            self._expire_before(stream, log, entry, marked, expired_first=expired_first)
             if not any(reason(stream, entry) for reason in self.arrivals):
                 raise ViolationError("exact state", f"stream {stream.name} has {entry}, which nobody published")
             stream.extra += 1
@@ -523,12 +541,16 @@ class World:
         if given != stream.state() and not (is_sweeping and given[:4] == stream.state()[:4]):  # see LogState
             raise ViolationError("exact state", f"stream {stream.name} is {given}, expected {stream.state()}")
 
-    def _expire_before(self, stream: ModelStream, log: StreamLog, entry: Entry, marked: set[str]) -> None:
+    def _expire_before(
+        self, stream: ModelStream, log: StreamLog, entry: Entry, marked: set[str], *, expired_first: bool
+    ) -> None:
         """What had expired when a marker was stored was removed first, which may have made room for the marker; those
-        of the other `marked` subjects are still to come. The same holds for what had expired before a schedule was
-        due."""
+        of the other `marked` subjects are still to come. With `expired_first`, the same holds for what had expired
+        before a schedule was due."""
         _, due = stream.due.get(headers_of(entry.header).get("Nats-Scheduler", ""), (0, 0))
         if due:
+            if not expired_first:
+                return
             end = stream.time_at(due)
         elif not (last := stream.last_of(entry.subject)) or not stream.expires(stream.messages[last]):
             return
