@@ -293,6 +293,25 @@ def test_a_crash_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
     again.close()
 
 
+@pytest.mark.parametrize("how", ["created", "updated"])
+def test_a_restore_fails_if_another_stream_has_its_subjects_by_then(client: Client, how: str) -> None:
+    if how == "updated":
+        client.create("T", subjects=["t"])
+    config = {"name": "S", "subjects": ["s.>"], "storage": "memory"}
+    begun = client.api("STREAM.RESTORE.S", {"config": config})
+    if how == "updated":
+        updated = {"name": "T", "subjects": ["t", "s.1"], "storage": "memory"}
+        assert "error" not in client.api("STREAM.UPDATE.T", updated)
+    else:
+        assert "error" not in client.create("T", subjects=["s.1"])
+    client.ask(begun["deliver_subject"], archive(state(), MESSAGE, END))
+    (last,) = client.ask(begun["deliver_subject"], b"")
+    assert msgspec.json.decode(last.payload)["error"]["err_code"] == 10065
+    assert client.api("STREAM.NAMES")["streams"] == ["T"]
+    assert [name for name, _ in client.rig.store.streams()] == ["T"]
+    assert client.publish("s.1")["stream"] == "T"
+
+
 @pytest.mark.parametrize("committed", [True, False])
 def test_a_store_that_fails_in_the_middle_ends_the_restore(client: Client, committed: bool) -> None:
     begun = client.api("STREAM.RESTORE.S", {"config": {"name": "S", "storage": "memory"}})

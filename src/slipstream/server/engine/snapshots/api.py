@@ -103,6 +103,10 @@ class SnapshotApi:
             raise ErrorCode.STREAM_NAME_EXIST_RESTORE_FAILED.error()
         self._streams.check_overlap(config)
 
+        def check() -> None:  # other streams may have been created or changed since the request
+            check_stream(catalog.limits, config, catalog.streams.values(), new=True)
+            self._streams.check_overlap(config)
+
         def ended(reason: str, size: int) -> None:
             catalog.restores.pop(name, None)
             fields = {"start": format_time(now), "end": format_time(catalog.router.now), "bytes": size}
@@ -112,7 +116,7 @@ class SnapshotApi:
         response, encode = self._streams.created_response()
         catalog.restores[name] = SnapshotReader(
             catalog, config, response, encode,
-            subject=subject, ended=ended, now=now, rules=catalog.router.requester,
+            subject=subject, check=check, ended=ended, now=now, rules=catalog.router.requester,
         )  # fmt: skip
         self._advise("RESTORE_CREATE", name, {})
         return Outcome({"deliver_subject": subject})

@@ -52,17 +52,18 @@ class SnapshotReader:
 
     def __init__(
         self, catalog: RestoreCatalog, config: StreamConfig, response: Source,
-        encode: Callable[[dict[str, Any]], bytes], *, subject: str, ended: Callable[[str, int], None], now: int,
-        rules: Rules | None = None,
+        encode: Callable[[dict[str, Any]], bytes], *, subject: str, check: Callable[[], None],
+        ended: Callable[[str, int], None], now: int, rules: Rules | None = None,
     ) -> None:  # fmt: skip
-        """`response` and `encode` make the last response; `ended` is called with the error (or "") and the size.
+        """`response` and `encode` make the last response; `check` raises an ApiError if the stream cannot be created
+        beside those that exist by then; `ended` is called with the error (or "") and the size.
 
         `rules` are those of the user who restores, if there are any.
         """
         self.config = config
         self._rules = rules
         self._catalog, self._response, self._encode = catalog, response, encode
-        self._subject, self._ended = subject, ended
+        self._subject, self._check, self._ended = subject, check, ended
         self._frames, self._archive = S2Reader(), ArchiveReader()
         self._state: RestoreState | None = None
         self._consumers: list[tuple[str, bytes]] = []
@@ -181,6 +182,7 @@ class SnapshotReader:
         if self._log is None:
             return  # abandoned in the meantime
         try:
+            self._check()
             info = self._catalog.complete_restore(self.config, self._consumers, now)
         except ApiError as exc:
             self._fail(exc, self._reply)
