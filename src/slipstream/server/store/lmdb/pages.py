@@ -303,6 +303,7 @@ class PageFile:
     def _leaf(self, page: bytes) -> list[tuple[bytes, int, int, int]]:
         """Key, flags, and where the data begins and ends (in the page)."""
         found, size = [], self.page_size
+        spans: list[tuple[int, int]] = []
         for offset in self._nodes(page):
             low, high, flags, length = _node(page, offset)
             begin = offset + 8 + length
@@ -310,21 +311,40 @@ class PageFile:
             end = begin + (8 if flags & _BIG else data)
             if end > size or length > _MAX_KEY or flags & ~3 or flags == 3:
                 raise _BadPageError("has a node that cannot be")
+            spans.append((offset, end))
             if flags & _BIG:
                 end = -data  # the size of the value: `begin` has its first page
             found.append((page[offset + 8 : begin], flags, begin, end))
+        self._check_spans(page, spans)
         return found
 
     def _branch(self, page: bytes) -> list[tuple[bytes, int]]:
         found = []
+        spans: list[tuple[int, int]] = []
         for offset in self._nodes(page):
             low, high, flags, length = _node(page, offset)
+            spans.append((offset, offset + 8 + length))
             if offset + 8 + length > self.page_size or length > _MAX_KEY:
                 raise _BadPageError("has a node that cannot be")
             found.append((page[offset + 8 : offset + 8 + length], low | high << 16 | flags << 32))
         if len(found) < 2:
             raise _BadPageError("has too few children")
+        self._check_spans(page, spans)
         return found
+
+    def _check_spans(self, page: bytes, spans: list[tuple[int, int]]) -> None:
+        """Nodes (where they begin and end) follow each other up to the end of their page. When LMDB deletes a node it
+        moves those before it by its size: a wrong size destroys others, and memory beside the page. To be read they
+        need not follow each other."""
+        if self._lenient:
+            return
+        at = page[14] | page[15] << 8
+        for begin, end in sorted(spans):
+            if begin != at:
+                raise _BadPageError("has nodes of wrong sizes")
+            at = end + (end - begin & 1)
+        if at != self.page_size:
+            raise _BadPageError("has nodes of wrong sizes")
 
     def _overflow(self, page: bytes, begin: int, size: int) -> tuple[int, int]:
         """First page and number of pages of a large value."""
