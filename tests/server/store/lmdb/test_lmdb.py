@@ -388,6 +388,23 @@ def test_a_full_disk_is_named_as_such(
         raise lmdb.DiskError(error)
 
 
+def test_an_error_that_lmdb_returns_beside_a_result_is_one_of_the_store(tmp_path: Path) -> None:
+    """What CPython makes of it when py-lmdb's cursor deletes an entry beside a page that cannot be read."""
+    error = SystemError("<method 'delete' of 'Cursor' objects> returned a result with an exception set")
+    error.__cause__ = lmdb.BadTxnError("MDB_BAD_TXN")
+    with (
+        pytest.raises(StoreError, match="the disk failed while writing a group: MDB_BAD_TXN") as caught,
+        translated("writing a group", tmp_path),
+    ):
+        raise error
+    assert caught.value.__cause__ is error
+    for cause in (None, ValueError("another")):
+        error = SystemError("of something else")
+        error.__cause__ = cause
+        with pytest.raises(SystemError, match="of something else"), translated("writing a group", tmp_path):
+            raise error
+
+
 @pytest.mark.parametrize("name", ["store.lock", "lock.mdb", "data.mdb"])
 @pytest.mark.parametrize("kind", ["symbolic", "hard", "dangling"])
 def test_a_link_in_place_of_a_file_of_the_store_is_refused(name: str, kind: str, tmp_path: Path) -> None:

@@ -31,6 +31,19 @@ def test_random_damage_is_reported_and_never_served(tmp_path: Path) -> None:
     assert {each.verdict for each in verdicts} == ALLOWED
 
 
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [
+        ("bits", 1400046),  # a damaged message with another length of its subject, in a segment without an index
+        ("bits", 1400019),  # an index entry with another size, which LMDB could not delete
+        ("bits", 91133),  # keys out of order, between which the search for a time did not end
+    ],
+)
+def test_damage_that_was_not_reported_once_is_reported(tmp_path: Path, kind: str, seed: int) -> None:
+    verdict = trials.trial(trials.build(tmp_path / "base"), kind, seed, tmp_path / "copy")
+    assert not bad([verdict])
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(11, 15))

@@ -12,7 +12,7 @@ from struct import Struct
 
 from slipstream.server.engine.ports import expires_at
 from slipstream.server.store.lmdb.env import Environment
-from slipstream.server.store.lmdb.records import HEAD
+from slipstream.server.store.lmdb.records import HEAD, MESSAGE_KEY, is_sound
 from slipstream.server.store.lmdb.segments import Delta
 from slipstream.server.store.lmdb.view import View
 
@@ -66,6 +66,6 @@ def take(view: View, delta: Delta, now: int, limit: int) -> list[int]:
     for moment, seq in due:
         delta.moments[moment_key(view.base.sid, moment, seq)] = False
         value = view.value(seq) if seq >= view.first else None
-        if value is not None and moment_of(value) == moment:
+        if value is not None and is_sound(MESSAGE_KEY.pack(view.base.sid, seq), value) and moment_of(value) == moment:
             found.append(seq)
     return sorted(found)

@@ -153,6 +153,7 @@ class SealJob:
         self._base = base
         self._number = number
         self._named = self._sum = 0
+        self._is_written = False
         base.sealing.add(number)
 
     def steps(self, env: Environment) -> Iterator[int]:
@@ -160,6 +161,8 @@ class SealJob:
         prefix = base.sid.to_bytes(4, "big") + number.to_bytes(8, "big")
         yield from clear(env, INDEX, prefix)  # an earlier try may have been cut off
         part, start = read_tail(env, base).get(number), number * base.size
+        if number in base.poison:  # was read from the disk just now: an index would not name what is damaged
+            return
         found: dict[str, list[int]] = {}  # as of now: what is removed meanwhile is named nevertheless
         if part is not None:
             messages = list(zip(part.names, part.seqs, strict=True))
@@ -180,10 +183,13 @@ class SealJob:
             yield len(puts)
         key = control_key(INDEXED, base.sid, number)
         env.put_control(key, seal(key, INDEXED_RECORD.pack(self._named, self._sum)))
+        self._is_written = True
 
     def settle(self) -> None:
         base, number = self._base, self._number
         base.sealing.discard(number)
+        if not self._is_written:
+            return
         base.unindexed.discard(number)
         if number in base.segments or number in base.dead:  # otherwise a DropJob follows
             base.indexed[number] = self._named

@@ -25,7 +25,7 @@ from slipstream.server.store.lmdb.jobs import Job
 from slipstream.server.store.lmdb.proof import blocks_with
 from slipstream.server.store.lmdb.proof import count as count_block
 from slipstream.server.store.lmdb.reader import LogReader
-from slipstream.server.store.lmdb.records import HEAD, LONG, MESSAGE_KEY, CorruptMessageError, Stored, inspect
+from slipstream.server.store.lmdb.records import HEAD, LONG, MESSAGE_KEY, CorruptMessageError, Stored, inspect, is_sound
 from slipstream.server.store.lmdb.segments import COUNTED, Base, Delta, Part, Row, Segment, Tuning, share
 from slipstream.server.store.lmdb.snapshot import LmdbSnapshot
 from slipstream.server.store.lmdb.view import NO_ROW, View, stored_rows
@@ -484,11 +484,14 @@ class LmdbLog(LogReader):
         self._env.report(self.name, seq)
         view = self._writer()
         number = seq // self._base.size
-        if seq in view.entry(number, stored.subject):
+        seqs, is_known = view.named(number, stored.subject)
+        if seq in seqs:
             return stored
         for subject, seqs in view.entries(number, ""):
-            if seq in seqs:
+            if subject and seq in seqs:
                 return stored._replace(subject=subject)
+        if not is_known and view.lacks(stored.subject, seq):
+            return stored
         return stored._replace(subject="")
 
     def _find_first(self, gone: int = 0) -> None:
@@ -496,7 +499,8 @@ class LmdbLog(LogReader):
         that readers come to it and are told."""
         caught_up = self._swept == self._first_seq
         view = self._writer()
-        seq, value = (gone or self._first_seq) + 1, None
+        seq = found = (gone or self._first_seq) + 1
+        value = None
         if self._messages:
             value = view.value(seq)  # mostly there is no hole
             if value is None:
@@ -504,10 +508,16 @@ class LmdbLog(LogReader):
                 value = view.value(found) if found else None
                 seq = self._first_lost(view, seq, found or self._last_seq + 1) or found
         if value is not None:
-            self._first_time = HEAD.unpack_from(value)[0]
+            self._first_time = self._time_at(view, found, value)
         self._first_seq = seq if seq and self._messages else self._last_seq + 1
         if caught_up:
             self._swept = self._first_seq
+
+    def _time_at(self, view: View, seq: int, value: bytes) -> int:
+        """The time of a message; of a damaged one, that of the next one that is sound."""
+        if is_sound(_key(self._sid, seq), value):
+            return int(HEAD.unpack_from(value)[0])
+        return self._time_from(view, seq + 1, self._last_seq + 1)[1] or self._last_time
 
     # Messages that were lost with a page. They count as messages until someone removes them, or a limit passes over
     # them: so no limit removes a sound message in their stead.
@@ -647,7 +657,8 @@ class LmdbLog(LogReader):
             return self._purge_all(self._last_seq + 1)
         count = self._drop_segments(view, below)
         value = view.value(found) if found else None
-        self._first_seq, self._first_time = first, HEAD.unpack_from(value)[0] if value is not None else self._last_time
+        self._first_seq = first
+        self._first_time = self._time_at(view, found, value) if value is not None else self._last_time
         self._context.sweeping[self] = None
         self.sweep(self._context.tuning.slice)
         return count

@@ -31,7 +31,7 @@ from slipstream.server.store.lmdb.records import (
     unpack_row,
     weight,
 )
-from slipstream.server.store.lmdb.segments import COUNTED, Base, share
+from slipstream.server.store.lmdb.segments import COUNTED, UNSOUND, Base, share
 
 MISSING = "is missing, and was not removed: a page of the store was lost"
 DISORDER = "is not found where it should be: the keys there are those of another page"
@@ -178,21 +178,22 @@ def settle(env: Environment, base: Base, block: int, found: int) -> bool:
     return True
 
 
-def uncertain(env: Environment, base: Base, block: int, found: dict[str, list[int]]) -> list[int]:
-    """The sequences of a block that does not add up which any subject may have: those without a sound message, and all
-    that are not certain if the messages may be others. `found` gets those that a scan did not come to."""
+def uncertain(env: Environment, base: Base, block: int, found: dict[str, list[int]]) -> dict[int, str]:
+    """The sequences of a block that does not add up which any subject may have, with the reasons: those without a sound
+    message, and all that are not certain if the messages may be others. `found` gets those that a scan did not come
+    to."""
     low, high = bounds(base, block)
     known = {seq for seqs in found.values() for seq in seqs if low <= seq < high}
-    poison: list[int] = []
+    poison: dict[int, str] = {}
     for seq in range(low, high):
         key = _key(base.sid, seq)
         value = env.read.get(key)
-        if (
-            value is None
-            or not is_sound(key, value)
-            or (block in base.foreign and not is_certain(env, base, block, seq, value))
-        ):
-            poison.append(seq)
+        if value is None:
+            poison[seq] = MISSING
+        elif not is_sound(key, value):
+            poison[seq] = UNSOUND
+        elif block in base.foreign and not is_certain(env, base, block, seq, value):
+            poison[seq] = UNCERTAIN
         elif seq not in known:
             seqs = found.setdefault(subject_of(value), [])
             seqs.append(seq)
@@ -239,9 +240,10 @@ def check_absent(env: Environment, base: Base, seq: int) -> None:
 
 
 def check_poison(base: Base, seq: int) -> None:
-    """A subject's messages were followed to one that stands for those that a block lacks. Raises."""
-    if seq in base.poison.get(seq // base.size, ()):
-        raise CorruptMessageError(base.name, seq, MISSING)
+    """A subject's messages were followed to one that may be of any subject. Raises."""
+    found = base.poison.get(seq // base.size)
+    if found is not None and seq in found:
+        raise CorruptMessageError(base.name, seq, found[seq])
 
 
 def check_gap(env: Environment, base: Base, low: int, high: int) -> None:

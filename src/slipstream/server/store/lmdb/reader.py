@@ -152,7 +152,7 @@ class LogReader:
             if at != before - 1:
                 check_gap(self._env, base, at + 1, before)
             before = at
-            if fits(subject_of(value)):
+            if fits(subject_of(value)) or not is_sound(key, value):
                 return int(at)
         return None
 
@@ -501,26 +501,28 @@ class LogReader:
                 return 0
             if seq <= max(row[1], state.first_seq):
                 return view.count_of(pattern, row)
-            return sum(1 for _ in view.seqs(pattern, seq, row[2], is_checked=False))
+            return sum(1 for _ in view.counted(pattern, seq, row[2]))
         if seq <= state.first_seq:
             return sum(view.count_of(subject, row) for subject, row in view.rows(pattern))
         return self._count_matches(pattern, seq)
 
     def _count_all(self, seq: int) -> int:
-        """Messages from `seq` on: whole segments and blocks by their counts, the first one by looking."""
+        """Messages from `seq` on: whole segments and blocks by their counts, the first one without those that are found
+        before `seq`. So lost messages count: who waits for the rest must come to them."""
         base = self._base
         number, block = seq // base.size, seq // base.block
         total = sum(segment.count for n, segment in base.segments.items() if n > number)
         if number in base.segments:
-            behind = block - number * base.per_segment + 1
-            total += sum(each // COUNTED for each in base.segments[number].sums[behind:])
-            end = _key(base.sid, min((block + 1) * base.block - 1, base.state.last_seq))
-            cursor = self._reader().fresh_cursor
-            if cursor.set_range(_key(base.sid, seq)):
+            at = block - number * base.per_segment
+            total += sum(each // COUNTED for each in base.segments[number].sums[at:])
+            end, view = _key(base.sid, seq), self._reader()
+            cursor = view.fresh_cursor
+            if cursor.set_range(_key(base.sid, max(block * base.block, base.state.first_seq))):
                 for key in cursor.iternext(values=False):
-                    if key > end:
+                    if key >= end:
                         break
-                    total += 1
+                    if not view.is_stray(key):
+                        total -= 1
         return total
 
     def _count_matches(self, pattern: str, seq: int) -> int:
@@ -535,18 +537,22 @@ class LogReader:
             if segment is None:
                 continue
             exact = base.indexed.get(number) == segment.count and seq <= number * base.size
+            lost: dict[int, int] = {}
+            unknown: set[int] = set()
             for item in view.entry_steps(number, prefix, fits):
                 if item is None:
                     yield None
-                elif exact:
+                elif exact and item[0]:
                     yield len(item[1])
                 else:
                     for at in item[1]:
-                        if at >= seq and view.has(at, is_checked=False):
+                        if at >= seq and at not in unknown and view.is_counted(at, lost):
                             yield 1
                         looked += 1
                         if not looked % LOOKED:
                             yield None
+                    if not item[0]:  # of any subject: again for each entry that is damaged
+                        unknown.update(item[1])
 
     def time_to_seq(self, time: int) -> int:
         base, view = self._base, self._reader()

@@ -15,7 +15,7 @@ from zlib import crc32
 
 from slipstream.errors import CorruptRecordError
 from slipstream.server.engine.ports import LogState, Record
-from slipstream.server.store.lmdb.segments import Row, Segment
+from slipstream.server.store.lmdb.segments import UNSOUND, Row, Segment
 
 HEAD = Struct("<qII")  # time, length of the subject, length of the header
 MESSAGE_KEY = Struct(">IQ")  # stream id, sequence
@@ -41,9 +41,7 @@ _pack_row: Final = ROW.pack
 class CorruptMessageError(CorruptRecordError):
     """The message `seq` of `stream` does not match its checksum, or (`what`) is missing."""
 
-    def __init__(
-        self, stream: str, seq: int, what: str = "does not match its checksum; its content is not returned"
-    ) -> None:
+    def __init__(self, stream: str, seq: int, what: str = UNSOUND) -> None:
         super().__init__(f"message {seq} of stream {stream!r} {what}")
         self.stream = stream
         self.seq = seq

@@ -45,6 +45,8 @@ class Tuning(NamedTuple):
         return max(self.cache, min(subjects // 4, 8 * self.cache))
 
 
+UNSOUND: Final = "does not match its checksum; its content is not returned"  # of a message
+
 FREED: Final = 64  # rows that a group of one change frees
 COUNTED: Final = 1 << 44  # a block has 4,096 messages at most, so their checksums add up to less
 
@@ -217,6 +219,7 @@ class Base:
         self.flushing: dict[str, Row] = {}
         self.clean: dict[str, Row] = {}
         self.is_flushing = False
+        self.is_copy = False
         self._outdated: dict[str, Row] = {}  # to be freed, some with each group: many at once would take a while
         self.segments: dict[int, Segment] = {}  # those with messages, ascending
         self.indexed: dict[int, int] = {}  # segments with an index on the disk -> how many messages it names
@@ -226,7 +229,8 @@ class Base:
         self.counted: set[int] = set()
         self.lost: dict[int, int] = {}
         self.foreign: set[int] = set()  # those of them that have no holes, and sound messages that are not theirs
-        self.poison: dict[int, frozenset[int]] = {}  # by segment: sequences that may be lost messages of any subject
+        # By segment: sequences of damaged and lost messages, which any subject may have, with what is wrong with them.
+        self.poison: dict[int, Mapping[int, str]] = {}
         self.tail: Tail | None = {}  # None: to be read from the disk when it is wanted
         self.unindexed: set[int] = set()  # segments with messages and no index
         self.dead: set[int] = set()  # full segments without messages, whose index is still there
@@ -237,6 +241,7 @@ class Base:
     def copied(self) -> Base:
         """The log as of now, which later commits do not change. Rows that the disk has are left to the disk."""
         copy = Base(self.sid, self.size, self.name)
+        copy.is_copy = True
         copy.state, copy.swept = self.state, self.swept
         copy.dirty, copy.segments, copy.indexed = self.unflushed(), dict(self.segments), dict(self.indexed)
         copy.tail = None if self.tail is None else {number: part.copied() for number, part in self.tail.items()}
@@ -287,9 +292,8 @@ class Base:
             self.foreign.discard(block)
             self.proved.discard(block)
             self.counted.discard(block)
-            number = block // self.per_segment
-            if left := frozenset(seq for seq in self.poison.pop(number, ()) if seq // self.block != block):
-                self.poison[number] = left
+        if self.poison:
+            self._cut_poison(delta)
         for number, segment in delta.segments.items():
             if segment.count:
                 self.segments[number] = segment
@@ -301,6 +305,21 @@ class Base:
             self.unindexed.discard(number)
             if (number + 1) * self.size <= self.state.last_seq + 1:
                 self.dead.add(number)
+
+    def _cut_poison(self, delta: Delta) -> None:
+        """Forget sequences that were removed, and holes of blocks that lack no messages any more."""
+        first, settled = self.state.first_seq, delta.settled
+        gone = {int.from_bytes(key[4:], "big") for key in delta.deletes}
+        for number, seqs in list(self.poison.items()):
+            left = {
+                seq: what
+                for seq, what in seqs.items()
+                if seq >= first and seq not in gone and (what == UNSOUND or seq // self.block not in settled)
+            }
+            if left:
+                self.poison[number] = left
+            else:
+                del self.poison[number]
 
     def _cut_tail(self, tail: Tail, delta: Delta) -> None:
         gone: dict[int, list[int]] = {}

@@ -169,7 +169,7 @@ class LmdbSnapshot:
         if seq <= max(row[1], self.committed.first_seq):
             return view.count_of(subject, row)
         total = 0
-        for total, _ in enumerate(view.seqs(subject, seq, row[2], is_checked=False), 1):
+        for total, _ in enumerate(view.counted(subject, seq, row[2]), 1):
             if not total % PAUSE:
                 yield PAUSE // 2
         return total

@@ -11,7 +11,7 @@ from typing import Final
 
 import lmdb
 
-from slipstream.errors import StoreError
+from slipstream.errors import CorruptRecordError, StoreError
 from slipstream.server.engine.ports import matcher
 from slipstream.server.store.lmdb.env import Environment
 from slipstream.server.store.lmdb.proof import (
@@ -23,10 +23,12 @@ from slipstream.server.store.lmdb.proof import (
     settle,
     uncertain,
 )
+from slipstream.server.store.lmdb.proof import count as count_block
 from slipstream.server.store.lmdb.records import (
     LONG,
     MESSAGE_KEY,
     CorruptMessageError,
+    is_sound,
     literal_prefix,
     row_of,
     subject_key,
@@ -34,7 +36,7 @@ from slipstream.server.store.lmdb.records import (
     unpack_entry,
     unpack_row,
 )
-from slipstream.server.store.lmdb.segments import Base, Delta, Part, Row, Tail, share
+from slipstream.server.store.lmdb.segments import UNSOUND, Base, Delta, Part, Row, Tail, share
 
 _key = MESSAGE_KEY.pack
 _numbers = MESSAGE_KEY.unpack
@@ -59,9 +61,11 @@ def read_tail(env: Environment, base: Base) -> Tail:
 
 
 def read_segment(env: Environment, base: Base, number: int) -> dict[str, list[int]]:
-    """The index of one segment, from the messages themselves. Blocks that lack messages are noted: any subject may have
-    one of those."""
+    """The index of one segment, from the messages themselves. Damaged messages, and those that a block lacks, are noted
+    instead: any subject may have one of those. That a block adds up does not show that its messages are sound: their
+    stored checksums are added."""
     found: dict[str, list[int]] = {}
+    poison: dict[int, str] = {}
     before, end = number * base.size - 1, (number + 1) * base.size
     sums = [0] * base.per_segment
     with env.read.cursor(db=env.messages) as cursor:
@@ -70,18 +74,23 @@ def read_segment(env: Environment, base: Base, number: int) -> dict[str, list[in
                 sid, seq = _numbers(key) if len(key) == MESSAGE_KEY.size else (0, 0)
                 if sid != base.sid or not before < seq < end:  # the end, or a key that does not belong here
                     break
-                before = seq
-                found.setdefault(subject_of(value), []).append(seq)
-                if seq >= base.state.first_seq and is_found(env, key):
+                before, is_alive = seq, seq >= base.state.first_seq
+                if is_alive and is_found(env, key):
                     sums[seq % base.size // base.block] += share(seq, value)
+                if is_sound(key, value):
+                    found.setdefault(subject_of(value), []).append(seq)
+                elif is_alive:
+                    poison[seq] = UNSOUND
+    for seq in poison:
+        if (base.name, seq) not in env.damaged:
+            env.report(base.name, seq)
     base.poison.pop(number, None)
-    poison: set[int] = set()
     for at, total in enumerate(sums):
         block = number * base.per_segment + at
         if settle(env, base, block, total):
             poison.update(uncertain(env, base, block, found))
     if poison:
-        base.poison[number] = frozenset(poison)
+        base.poison[number] = poison
     return found
 
 
@@ -132,13 +141,27 @@ def _row_to_count_on(env: Environment, base: Base, subject: str) -> Row:
         return max(1, sum(1 for _ in known)), base.swept, base.state.last_seq
 
 
+def _subject_named(env: Environment, base: Base, name: bytes) -> str:
+    """The subject whose form in keys is `name`, where the row that has it in full is damaged: by the index."""
+    if len(name) <= LONG:
+        return name.decode(errors="replace")
+    committed = View(env, base, (), base.swept, base.swept)
+    beginning = name[:LONG].decode(errors="ignore")
+    for number in committed.segments(base.swept, base.state.last_seq):
+        for subject, _ in committed.entries(number, ""):
+            if subject.startswith(beginning) and subject_key(subject) == name:
+                return subject
+    raise CorruptRecordError(f"a record of a subject of stream {base.name!r} does not match its checksum")
+
+
 def _recount(env: Environment, base: Base, subject: str) -> Row:
     """The row of a subject whose stored row is damaged; no group changed it since, so the index knows it all."""
     env.corrupt_records += 1
     committed = View(env, base, (), base.swept, base.swept)
     seqs = list(committed.seqs(subject, base.swept, base.state.last_seq))
-    base.dirty[subject] = (len(seqs), seqs[0], seqs[-1]) if seqs else (0, 0, 0)
-    return base.dirty[subject]
+    row = (len(seqs), seqs[0], seqs[-1]) if seqs else NO_ROW
+    (base.clean if base.is_copy else base.dirty)[subject] = row  # walks over the rows of a copy may be under way
+    return row
 
 
 class View:
@@ -223,13 +246,13 @@ class View:
         """The lowest sequence from `seq` on that has a message; 0 if there is none."""
         base = self.base
         if seq <= base.state.last_seq:
-            cursor = self.fresh_cursor
-            found = cursor.set_range(_key(base.sid, seq))
+            cursor, target = self.fresh_cursor, _key(base.sid, seq)
+            found = cursor.set_range(target)
             while found:
                 key = cursor.key()
                 if key[:4] != self._prefix:
                     break
-                if not self._deleted(key) and not self.is_stray(key):
+                if key >= target and not self._deleted(key) and not self.is_stray(key):  # keys may be out of order
                     return int.from_bytes(key[4:], "big")
                 found = cursor.next()
         for delta in self.deltas:
@@ -257,7 +280,7 @@ class View:
             key = cursor.key()
             if key[:4] != self._prefix:
                 break
-            if not self._deleted(key) and not self.is_stray(key):
+            if key <= target and not self._deleted(key) and not self.is_stray(key):
                 return int.from_bytes(key[4:], "big")
             found = cursor.prev()
         return 0
@@ -327,9 +350,10 @@ class View:
                 if len(name) <= LONG and not fits(name.decode(errors="replace")):
                     continue
                 known = unpack_row(key, value)
-                if known is None and len(name) <= LONG:
-                    yield name, (text := name.decode(errors="replace")), _recount(self.env, self.base, text)
-                elif known is not None and fits(known[0]):
+                if known is None:
+                    text = _subject_named(self.env, self.base, name)
+                    known = text, self.base.row(text) or _recount(self.env, self.base, text)
+                if fits(known[0]):
                     yield name, *known
 
     def row_steps(self, prefix: str, fits: Callable[[str], bool]) -> Iterator[tuple[str, Row] | None]:
@@ -354,11 +378,14 @@ class View:
                 if len(name) <= LONG and not fits(name.decode(errors="replace")):
                     continue
                 known = unpack_row(key, value)
-                if known is None and len(name) <= LONG:
-                    known = (text := name.decode(errors="replace")), _recount(self.env, self.base, text)
-                    if known[1][0]:
-                        yield known
-                elif known is not None and known[1][0] and known[0] not in dirty and fits(known[0]):
+                if known is None:
+                    text = _subject_named(self.env, self.base, name)
+                    if text in dirty:
+                        continue
+                    known = text, self.base.row(text) or _recount(self.env, self.base, text)
+                elif known[0] in dirty:
+                    continue
+                if known[1][0] and fits(known[0]):
                     yield known
 
     # The index.
@@ -387,26 +414,31 @@ class View:
         return part.by_subject() if part is not None else {}
 
     def entry(self, number: int, subject: str) -> Sequence[int]:
-        """Hints: sequences of a subject in one segment, ascending."""
+        """Hints: sequences of a subject in one segment, ascending, and those that any subject may have."""
+        seqs, is_known = self.named(number, subject)
+        if not is_known and number in self.base.poison:
+            return sorted({*seqs, *self.base.poison[number]})
+        return seqs
+
+    def named(self, number: int, subject: str) -> tuple[Sequence[int], bool]:
+        """Hints: sequences of a subject in one segment, ascending; and whether they are all, by its index. If they are
+        by the messages themselves, damaged ones are not among them."""
         base = self.base
         if number in base.indexed and self._has_index(number):
             key = self._prefix + number.to_bytes(8, "big") + subject_key(subject)
             value = self.env.read.get(key, db=self.env.index)
             if value is None:
-                return ()
+                return (), True
             known = unpack_entry(key, value)
-            if known is None:  # damaged: the messages themselves know
-                again = read_segment(self.env, base, number).get(subject, ())
-                return sorted({*again, *base.poison.get(number, ())})
+            if known is None:
+                return read_segment(self.env, base, number).get(subject, ()), False
             start = number * base.size
-            return [start + offset for offset in known[1]]
+            return [start + offset for offset in known[1]], True
         seqs = self._in_tail(number).get(subject, ())
-        if number in base.poison:
-            seqs = sorted({*seqs, *base.poison[number]})
         for delta in self.deltas:
             if added := delta.entry(number, subject):
                 seqs = [*seqs, *added]
-        return seqs
+        return seqs, False
 
     def entries(self, number: int, pattern: str) -> Iterator[tuple[str, Sequence[int]]]:
         """Hints: every subject of a committed segment that matches, with its sequences."""
@@ -441,11 +473,11 @@ class View:
         """The same, with None after every `LOOKED` subjects that were looked at."""
         base, looked = self.base, 0
         if number not in base.indexed or not self._has_index(number):
-            if number in base.poison:
-                yield "", sorted(base.poison[number])
             if (part := read_tail(self.env, base).get(number)) is not None:
                 while not part.order_some(LOOKED):
                     yield None
+            if number in base.poison:
+                yield "", sorted(base.poison[number])
             for subject, seqs in list(self._in_tail(number).items()):
                 if fits(subject):
                     yield subject, seqs
@@ -491,6 +523,42 @@ class View:
             for seq in reversed(self.entry(number, subject)):
                 if low <= seq <= high and self.has(seq):
                     yield seq
+
+    def counted(self, subject: str, low: int, high: int) -> Iterator[int]:
+        """The subject's messages from `low` to `high` as they are counted, in a view without groups."""
+        lost: dict[int, int] = {}
+        for number in self.segments(low, high):
+            for seq in self.entry(number, subject):
+                if low <= seq <= high and self.is_counted(seq, lost):
+                    yield seq
+
+    def is_counted(self, seq: int, lost: dict[int, int]) -> bool:
+        """Whether there is a message, sound or not. Of those that are not found as many count as their block lacks
+        (`lost`: how many of them did not yet): a reader that waits for what is left must come to them, to be told."""
+        if self.has(seq, is_checked=False):
+            return True
+        base, block = self.base, seq // self.base.block
+        if block not in base.counted and base.state.first_seq <= seq <= base.state.last_seq and base.sum_of(block):
+            if block not in base.lost:
+                count_block(self.env, base, block)
+            left = lost.get(block, base.lost.get(block, 0))
+            lost[block] = left - 1
+            return left > 0
+        return False
+
+    def lacks(self, subject: str, seq: int) -> bool:
+        """Whether the index names fewer messages of a subject than it has: then one that is damaged, and seems to be of
+        the subject, can be."""
+        count, low, high = self.row(subject) or NO_ROW
+        if not low <= seq <= high:
+            return False
+        for number in self.segments(low, high):
+            for at in self.named(number, subject)[0]:
+                if at != seq and low <= at <= high and self.has(at, is_checked=False):
+                    count -= 1
+                    if count <= 0:
+                        return False
+        return count > 0
 
     # One subject.
 
