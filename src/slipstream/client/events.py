@@ -147,6 +147,10 @@ class Report(NamedTuple):
     event: ClientEvent
 
 
+class SendNow(NamedTuple):
+    """The server waits for what was sent just now: write it before the readers of what arrived get their turn."""
+
+
 class Connected(NamedTuple):
     """Log the first connection. It is no event for the user: `connect` returns."""
 
@@ -154,7 +158,7 @@ class Connected(NamedTuple):
     detail: str
 
 
-Effect = Ready | StartTls | Drop | Ended | Report | Connected
+Effect = Ready | StartTls | Drop | Ended | Report | SendNow | Connected
 
 
 class Effects:

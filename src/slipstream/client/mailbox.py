@@ -15,6 +15,8 @@ from slipstream.errors import Error, SlowConsumerError, UsageError
 from slipstream.wire import Msg
 from slipstream.wire.arguments import check_integer
 
+MESSAGE_COST = 256  # bytes of memory for a message, besides its headers and its payload
+
 
 class _Gap:
     """Messages dropped in a row."""
@@ -33,7 +35,7 @@ class Mailbox:
     """One subscription: the server's view of it (`sid`, `subject`, `queue`) and what arrived."""
 
     __slots__ = (
-        "_gaps", "_in_packs", "_packs", "_size", "_wake", "before", "closing", "dropped", "error", "heard",
+        "_gaps", "_in_packs", "_packs", "_size", "_wake", "answers", "before", "closing", "dropped", "error", "heard",
         "is_draining", "is_ended", "items", "limit", "made_at", "max_bytes", "max_msgs", "on_gap", "queue", "received",
         "sent_after", "sid", "subject",
     )  # fmt: skip
@@ -58,6 +60,7 @@ class Mailbox:
         self.error: Error | None = None  # why it ended, if not by the user's order
         self.closing: Error | None = None  # the client was closed: iteration stops, `next` raises this
         self.on_gap: Callable[[SlowConsumerError], None] | None = None
+        self.answers: Callable[[Msg], str] | None = None  # see `Subscriptions.answer_on_arrival`
         self.items: deque[Msg | Packed | _Gap] = deque()  # others may test whether it is empty, and no more
         self._size = 0
         self._gaps = 0
@@ -69,6 +72,11 @@ class Mailbox:
     def pending(self) -> int:
         """Messages to be taken."""
         return len(self.items) - self._gaps + self._in_packs - self._packs
+
+    @property
+    def load(self) -> int:
+        """About how many bytes of memory the messages to be taken need."""
+        return self._size + MESSAGE_COST * self.pending
 
     @property
     def is_ready(self) -> bool:

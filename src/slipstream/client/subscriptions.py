@@ -6,19 +6,20 @@ Invariant: a subscription is known to the server, or ended; a rejected one ends 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
-from slipstream.client.events import Effects, EventKind
-from slipstream.client.mailbox import Mailbox
+from slipstream.client.events import Effects, EventKind, SendNow
+from slipstream.client.mailbox import MESSAGE_COST, Mailbox
 from slipstream.client.outgoing import Outgoing, check_names
 from slipstream.client.raw_columns import Packed, Packer
 from slipstream.client.raw_scanner import RawScanner
-from slipstream.errors import Error, UsageError
+from slipstream.errors import Error, RemoteProtocolError, UsageError
 from slipstream.wire import Msg, check_filter, check_subject, sub, unsub
 from slipstream.wire.arguments import check_integer
 
 FIRST_SID = 2  # the inbox of requests has 1
+ANSWER_BELOW = 5 * 512 * 1024  # bytes: what one turn of an event loop reads, and not the next window of a server
 
 
 class Subscriptions:
@@ -108,8 +109,34 @@ class Subscriptions:
                 box.heard = self.now
                 if not box.items:
                     box.sent_after = self.sent_after
-                if box.add_all(run):
+                if box.answers is not None:
+                    run = self._answer(box, box.answers, run)
+                if run and box.add_all(run):
                     self._remove(box)
+
+    def answer_on_arrival(self, box: Mailbox, subject_of: Callable[[Msg], str]) -> None:
+        """Answer messages before the reader gets its turn: those for which `subject_of` names a subject.
+
+        An empty message goes to that subject, and the reader does not see what was answered. It does while more than
+        `ANSWER_BELOW` bytes are pending: then the answer is its own affair.
+        """
+        box.answers = subject_of
+
+    def _answer(self, box: Mailbox, subject_of: Callable[[Msg], str], run: list[Msg]) -> list[Msg]:
+        """Answer some of the messages that arrived; returns the others."""
+        kept: list[Msg] = []
+        for msg in run:
+            subject = subject_of(msg)
+            if not subject or box.load + MESSAGE_COST * len(kept) > ANSWER_BELOW:
+                kept.append(msg)
+                continue
+            try:
+                self._outgoing.answer(subject, b"")
+            except RemoteProtocolError:  # the reader's, who fails by it
+                kept.append(msg)
+            else:
+                self._effects.add(SendNow())
+        return kept
 
     def pack(self, box: Mailbox, reply_prefix: str) -> None:
         """Deliver messages with such reply subjects in columns from now on."""

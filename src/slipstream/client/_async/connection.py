@@ -17,7 +17,7 @@ from typing import assert_never
 from slipstream.client._async.tasks import is_own_end
 from slipstream.client._async.transport import CLOSE_TIMEOUT, Transport
 from slipstream.client.base import timed_out
-from slipstream.client.events import Connected, Drop, Effect, Ended, Ready, Report, StartTls
+from slipstream.client.events import Connected, Drop, Effect, Ended, Ready, Report, SendNow, StartTls
 from slipstream.client.layers.stack import LayerStack, layers_for
 from slipstream.client.layers.tls import Tls
 from slipstream.client.mailbox import Mailbox
@@ -299,6 +299,8 @@ class Connection:
                 self._stop()
             elif isinstance(effect, Report):
                 self.reporter.report(effect.event)
+            elif isinstance(effect, SendNow):
+                self._write()
             elif isinstance(effect, Connected):
                 self.reporter.report(effect)
             else:

@@ -155,6 +155,10 @@ class Subscription(BaseSubscription):
         """Deliver messages with such reply subjects in columns from now on."""
         self._connection.session.subscriptions.pack(self._box, reply_prefix)
 
+    def answer_on_arrival(self, subject_of: Callable[[Msg], str]) -> None:
+        """Answer messages that want no more than that as they arrive: see `Subscriptions.answer_on_arrival`."""
+        self._connection.session.subscriptions.answer_on_arrival(self._box, subject_of)
+
     def take_now(self) -> tuple[list[Msg], float]:
         """Every message that has arrived, perhaps none, without waiting, and a time as `next_dated` has it."""
         return self._box.take_all_dated() if self._box.items else ([], math.inf)

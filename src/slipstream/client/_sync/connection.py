@@ -44,7 +44,7 @@ from typing import NoReturn, assert_never
 
 from slipstream.client._sync.transport import LONGEST, Transport
 from slipstream.client.base import FOREVER, connection_lost
-from slipstream.client.events import ClientEvent, Connected, Drop, Effect, Ended, Ready, Report, StartTls
+from slipstream.client.events import ClientEvent, Connected, Drop, Effect, Ended, Ready, Report, SendNow, StartTls
 from slipstream.client.layers.stack import LayerStack, layers_for
 from slipstream.client.layers.tls import Tls
 from slipstream.client.mailbox import Mailbox
@@ -364,6 +364,8 @@ class Connection:
                 self._events.append(effect)
             elif isinstance(effect, Ready | Ended):
                 self.changed.notify_all()
+            elif isinstance(effect, SendNow):
+                self.write()
             else:
                 assert_never(effect)
 

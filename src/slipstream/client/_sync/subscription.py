@@ -208,6 +208,11 @@ class Subscription(BaseSubscription):
         with self._connection.lock:
             self._connection.session.subscriptions.pack(self._box, reply_prefix)
 
+    def answer_on_arrival(self, subject_of: Callable[[Msg], str]) -> None:
+        """Answer messages that want no more than that as they arrive: see `Subscriptions.answer_on_arrival`."""
+        with self._connection.lock:
+            self._connection.session.subscriptions.answer_on_arrival(self._box, subject_of)
+
     def take_now(self) -> tuple[list[Msg], float]:
         """Every message that has arrived, perhaps none, without waiting, and a time as `next_dated` has it."""
         with self._connection.lock:

@@ -37,7 +37,7 @@ from slipstream.jetstream.consume.ack_subject import ACK_PREFIX
 from slipstream.jetstream.consume.inbox import MAX_BYTES, MAX_MSGS, Ignored, consumer_name, retry_pause
 from slipstream.jetstream.consume.ordered import MessageRun, OrderedState
 from slipstream.jetstream.consume.placement import Leader, is_on, starts_behind
-from slipstream.jetstream.consume.status import ControlReply, HeartbeatMonitor
+from slipstream.jetstream.consume.status import ControlReply, HeartbeatMonitor, flow_control_subject
 from slipstream.jetstream.consumer_requests import Action
 from slipstream.wire.arguments import Duration, check_seconds, check_timeout
 
@@ -417,6 +417,7 @@ class OrderedConsumer(Openable):
         config = self._state.config(name, inbox).replace(min_last_seq=min_last_seq)
         subscription = client.subscribe(inbox, max_pending_msgs=MAX_MSGS, max_pending_bytes=MAX_BYTES)
         subscription.pack(ACK_PREFIX)  # runs of messages arrive in columns, statuses one by one
+        subscription.answer_on_arrival(flow_control_subject)  # the server must not wait for what the program does
         try:
             call = self._api.create(self.stream, config, Action.CREATE)
             left = max(deadline - client.now(), MIN_CREATE_TIMEOUT)

@@ -2,7 +2,7 @@
 
 A status arrives on the same subject as the messages, told apart by its reply subject: only a message has one that
 begins with `$JS.ACK.`. Pure; the time is an argument. Invariants: a status never counts as a message; the reply to a
-flow control request is due when everything before it was taken, and once per subject.
+flow control request is due, once per subject, when everything before it was taken or is little.
 """
 
 from __future__ import annotations
@@ -82,6 +82,12 @@ def judge(msg: Msg) -> Judgement:
 def is_status(msg: Msg) -> bool:
     """Whether a frame is no message of a consumer: those have an ack subject, whatever their headers say."""
     return msg.reply[:_PREFIX_SIZE] != ACK_PREFIX
+
+
+def flow_control_subject(msg: Msg) -> str:
+    """The subject of the reply that a flow control request asks for; empty if a frame is something else."""
+    is_request = bool(msg.reply) and bool(msg.header) and is_status(msg) and judge(msg).meaning is Meaning.FLOW
+    return msg.reply if is_request else ""
 
 
 def pieces_of(msgs: list[Msg]) -> list[list[Msg] | Msg]:
