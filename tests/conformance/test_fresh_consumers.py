@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -16,7 +17,9 @@ from slipstream import (
     connect_blocking,
 )
 from slipstream.jetstream._async.jetstream import JetStream
+from slipstream.jetstream._async.ordered import OrderedConsumer, _Created
 from slipstream.jetstream._async.stream import Stream
+from tests.proxy import proxy_to
 
 
 async def make(js: JetStream, name: str, *, direct: bool = True) -> Stream:
@@ -97,6 +100,78 @@ async def test_ordered_consumer_of_a_session_has_seen_what_the_session_has(any_s
             stream = await make(nc.jetstream(), fresh)  # another one of that name, of which nothing was seen
             async with session.stream(fresh).ordered_consumer() as ordered:
                 assert ordered.initial_pending == (await stream.info()).state.messages
+
+
+class Creations:
+    """Lets something happen right behind the first creation of an ordered consumer, and counts all of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, then: Callable[[], Awaitable[object]]) -> None:
+        self.count = 0
+        create = OrderedConsumer._create_one
+
+        async def create_one(ordered: OrderedConsumer, inbox: str, min_last_seq: int, deadline: float) -> _Created:
+            created = await create(ordered, inbox, min_last_seq, deadline)
+            self.count += 1
+            if self.count == 1:
+                await then()
+            return created
+
+        monkeypatch.setattr(OrderedConsumer, "_create_one", create_one)
+
+
+@pytest.mark.spec("RW-50", on="C N")
+async def test_listing_on_a_server_of_its_own_takes_one_look_at_the_stream(real_url: str, fresh: str) -> None:
+    async with proxy_to(real_url) as proxy, connect(proxy.url) as nc:
+        kv = await nc.jetstream().create_key_value(fresh)
+        last = 0
+        for key in "abc":
+            last = await kv.put(key, b"")
+        assert await kv.keys() == ["a", "b", "c"]  # the connection learns whether the server keeps a sequence
+        proxy.sent.clear()
+        last = await kv.put("d", b"")
+        assert await kv.keys() == ["a", "b", "c", "d"]
+        assert proxy.sent.count(b"$JS.API.CONSUMER.CREATE.") == 1
+        assert proxy.sent.count(b"$JS.API.STREAM.INFO.") == 1
+        async with await kv.watch() as watch:
+            assert [entry.revision for entry in await watch.initial()] == [1, 2, 3, last]
+
+
+async def test_consumer_of_a_stream_that_was_deleted_behind_its_creation_is_made_again(
+    real_url: str, fresh: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connect(real_url) as nc, connect(real_url) as other:
+        stream = await make(nc.jetstream(), fresh)
+
+        async def make_again() -> None:
+            await other.jetstream().stream(fresh).delete()
+            await make(other.jetstream(), fresh)
+
+        async with nc.jetstream().session() as session:
+            session.note(fresh, 3)
+            creations = Creations(monkeypatch, make_again)
+            async with session.stream(fresh).ordered_consumer() as ordered:
+                assert creations.count == 2
+                assert [(await ordered.next()).seq for _ in range(2)] == [2, 3]
+                assert [name async for name in stream.consumer_names()] == [ordered.consumer_name]
+
+
+@pytest.mark.spec("RW-50", on="C N")
+async def test_sequence_that_is_stored_behind_the_creation_is_not_shown_by_the_look_behind_it(
+    real_url: str, fresh: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connect(real_url) as nc:
+        js = nc.jetstream()
+        await make(js, fresh)
+        async with js.session() as session:
+            session.note(fresh, 3)
+            creations = Creations(monkeypatch, lambda: js.publish(f"{fresh}.c", b"c"))
+            ordered = session.stream(fresh).ordered_consumer(deliver_policy="last_per_subject", min_last_seq=4)
+            with pytest.raises(StaleReadError, match="sequence 4 is needed"):
+                await ordered.start(timeout=0.3)
+            assert creations.count == 0
+            await js.publish(f"{fresh}.c", b"c")
+            async with ordered:
+                assert ordered.initial_pending == 3
 
 
 # F17: consumers on released servers

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from slipstream.api import ConsumerConfig, ConsumerInfo, StreamConfig, StreamInfo, StreamSource, StreamState
-from slipstream.jetstream.consume.placement import Leader, has_one_copy, is_on, leader_of, starts_behind
+from slipstream.jetstream.consume.placement import (
+    Leader,
+    has_one_copy,
+    has_other_stores,
+    is_on,
+    is_on_only_store,
+    leader_of,
+    starts_behind,
+)
 
 R3: dict[str, Any] = {"leader": "n1", "leader_since": "T1", "replicas": [{"name": "n2"}, {"name": "n3"}]}
 
@@ -69,3 +77,20 @@ def test_a_stream_with_replicas_and_a_mirror_have_other_copies() -> None:
     assert has_one_copy(StreamInfo(config=StreamConfig(name="S")))
     assert not has_one_copy(StreamInfo(config=StreamConfig(name="S", num_replicas=3)))
     assert not has_one_copy(StreamInfo(config=StreamConfig(name="M", mirror=StreamSource(name="S"))))
+
+
+def test_the_only_store_is_that_of_a_stream_which_is_no_mirror_on_a_server_without_a_cluster() -> None:
+    consumer = ConsumerInfo(created=5)
+    assert is_on_only_store(consumer, info({}))
+    assert is_on_only_store(consumer, info({"leader": "n1"}))  # as a server of its own says it
+    assert not is_on_only_store(consumer, info({"name": "C", "leader": "n1"}))  # one replica, which may be moved
+    assert not is_on_only_store(consumer, info(R3))
+    mirror = StreamInfo(config=StreamConfig(name="M", mirror=StreamSource(name="S")), created=1)
+    assert not is_on_only_store(consumer, mirror)
+    assert has_other_stores(mirror)
+    assert not has_other_stores(info({}))
+
+
+def test_a_consumer_of_a_stream_that_was_made_again_is_not_on_its_store() -> None:
+    assert not is_on_only_store(ConsumerInfo(created=5), info({}, created=6))
+    assert not is_on_only_store(ConsumerInfo(created=5), StreamInfo())  # an answer that does not say when

@@ -36,7 +36,7 @@ from slipstream.jetstream._sync.message import JsMessage
 from slipstream.jetstream.consume.ack_subject import ACK_PREFIX
 from slipstream.jetstream.consume.inbox import MAX_BYTES, MAX_MSGS, Ignored, consumer_name, retry_pause
 from slipstream.jetstream.consume.ordered import MessageRun, OrderedState
-from slipstream.jetstream.consume.placement import Leader, is_on, starts_behind
+from slipstream.jetstream.consume.placement import has_other_stores, is_on, is_on_only_store, starts_behind
 from slipstream.jetstream.consume.status import ControlReply, HeartbeatMonitor, flow_control_subject
 from slipstream.jetstream.consumer_requests import Action
 from slipstream.wire.arguments import Duration, check_seconds, check_timeout
@@ -337,13 +337,11 @@ class OrderedConsumer(Openable):
         else:
             left = max(deadline - client.now(), 0.0)
             keeps = server_keeps_min(self._context, self.stream, timeout=min(left, PROBE_TIMEOUT))
-            # Also where the server holds the consumer back: only then is `initial_pending` right.
-            check = None if keeps else self._reject_mirror
-            leader = leader_with(self._context, self.stream, self._wanted, check=check, timeout=left)
-            if keeps:
+            if keeps:  # also where the server holds the consumer back: only then is `initial_pending` right
+                leader_with(self._context, self.stream, self._wanted, timeout=left)
                 created = self._create_one(inbox, self._wanted(), deadline)
             else:
-                created = self._create_proven(leader, deadline)
+                created = self._create_on_only_store(inbox, deadline) or self._create_proven(deadline)
         if self._state.needs_look:
             try:
                 self._look()
@@ -377,9 +375,36 @@ class OrderedConsumer(Openable):
         wanted = config.min_last_seq if session is None else max(config.min_last_seq, session.seen(self.stream))
         return 0 if starts_behind(config, wanted) else wanted
 
-    def _create_proven(self, leader: Leader, deadline: float) -> _Created:
+    def _create_on_only_store(self, inbox: str, deadline: float) -> _Created | None:
+        """Create a consumer where there is one store alone (see `consume.placement`); None if that cannot be shown."""
+        session, cache = self._context.session, self._context.read_state.stream(self._api.prefix, self.stream)
+        if session is None or self._client.server_info.cluster or cache.has_other_stores:
+            return None
+        if self._wanted() > session.seen(self.stream):  # it was asked for, and may not be there yet
+            return None
+        created = self._create_one(inbox, 0, min(deadline, self._client.now() + PLACEMENT_TIMEOUT))
+        is_proven = False
+        try:
+            mark = session.mark(self.stream)
+            info = self._context.run(self._context.api.stream_info(self.stream), timeout=LOOK_TIMEOUT)
+            cache.has_other_stores = has_other_stores(info)
+            is_current = is_on_only_store(created.info, info) and session.learn(self.stream, info, mark)
+            is_proven = is_current and info.state.last_seq >= self._wanted()
+        except ConnectionLostError:
+            raise
+        except Error:  # which is looked into where it is proven by placement
+            return None
+        finally:
+            if not is_proven:
+                self._discard_created(created)
+        return created if is_proven else None
+
+    def _create_proven(self, deadline: float) -> _Created:
         """Create consumers until one is placed on the leader's copy (see `consume.placement`)."""
         client = self._client
+        left = max(deadline - client.now(), 0.0)
+        check = self._reject_mirror
+        leader = leader_with(self._context, self.stream, self._wanted, check=check, timeout=left)
         while True:
             created = self._create_one(client.new_inbox(), 0, min(deadline, client.now() + PLACEMENT_TIMEOUT))
             try:

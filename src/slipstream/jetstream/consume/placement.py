@@ -18,6 +18,10 @@ What R's copy had before the creation it has later, or it was removed from the s
 consumer that was placed elsewhere is deleted and made again: servers choose at random. Nothing of this is needed for a
 consumer that starts behind the wanted sequence: each of its messages was stored after it.
 
+A server without a cluster has one store per stream, and what was seen of a stream is in it: every consumer reads that.
+So the INFO behind suffices: there is no cluster, the stream is no mirror, was made before the consumer, and has what
+was seen. A sequence that was asked for, and not seen, is another matter: it may be stored between CREATE and INFO.
+
 A mirror's leader is a reader of another stream: its last sequence says nothing of what it skipped, so consumers of
 mirrors are never proven here. Pure: no I/O, no clock.
 """
@@ -27,6 +31,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from slipstream.api import ConsumerConfig, ConsumerInfo, DeliverPolicy, StreamInfo
+from slipstream.api.times import ZERO
 
 
 class Leader(NamedTuple):
@@ -56,6 +61,17 @@ def leader_of(info: StreamInfo) -> Leader | None:
 def is_on(leader: Leader, consumer: ConsumerInfo) -> bool:
     """Whether a consumer was placed on the server that leads its stream. (A single server names none.)"""
     return not leader.name or str(consumer.cluster.get("leader") or "") == leader.name
+
+
+def is_on_only_store(consumer: ConsumerInfo, info: StreamInfo) -> bool:
+    """Whether a consumer reads the only store of its stream, by stream info that was asked for behind its creation."""
+    return ZERO < info.created <= consumer.created and not has_other_stores(info)
+
+
+def has_other_stores(info: StreamInfo) -> bool:
+    """Whether consumers of a stream may read another store than the stream's own, now or after the next change."""
+    is_clustered = info.cluster.get("name") or info.cluster.get("replicas")  # a server of its own names itself alone
+    return bool(is_clustered) or info.config.mirror is not None
 
 
 def starts_behind(config: ConsumerConfig, wanted: int) -> bool:

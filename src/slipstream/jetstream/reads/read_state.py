@@ -64,6 +64,7 @@ class StreamCache:
         "first_seq",
         "first_ts",
         "floor",
+        "has_other_stores",
         "is_alone",
         "is_leader_first",
         "is_leader_only",
@@ -89,6 +90,7 @@ class StreamCache:
         self.mirrors: dict[str, MirrorFacts] = {}
         self.origin: str = ""  # of a mirror: the stream at the end of its upstreams
         self.is_mute: bool = False  # this user may not ask for stream info
+        self.has_other_stores: bool = False  # for consumers to read: see `consume.placement`
         # Of a mirror: its own copies could not prove something, so its origin's are asked.
         self.is_origin_first: bool = False
         self._forget()
