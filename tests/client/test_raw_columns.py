@@ -161,3 +161,27 @@ def test_nothing_behind_the_limit_of_a_subscription_is_delivered_when_a_run_reac
         other = b"MSG a 2 b 1\r\nx\r\n"  # behind the run, in a pack of its own
         session.received(FRAME * 3 + other * 2, 0)
     assert (box.pending, box.is_ended) == (4, True)
+
+
+def test_a_line_feed_in_a_name_moves_no_other_name() -> None:
+    """No server sends one."""
+    session = connected()
+    box = session.subscriptions.subscribe("a", **BOUNDS)
+    session.subscriptions.pack(box, "b")
+    session.received(b"MSG a\nx 2 b.1 1\r\nx\r\nMSG c 2 b\n.2 1\r\ny\r\nMSG d 2 b.3 1\r\nz\r\n", 0)
+    assert [(msg.subject, msg.reply) for msg in taken(box)] == [("a\nx", "b.1"), ("c", "b\n.2"), ("d", "b.3")]
+
+
+@pytest.mark.parametrize("prefix", ["", "1", "b"])
+def test_the_size_of_a_message_without_reply_is_no_reply(prefix: str) -> None:
+    payload = b"x 2\r\nyy"
+    data = FRAME * 3 + b"MSG a 2 %d\r\n%b\r\n" % (len(payload), payload) + b"MSG a 2 1 2\r\nhi\r\n" * 3
+    data += b"MSG a 2 12\r\nx 2\r\nab\r\nMSG\r\n" + b"MSG a 2 b 2\r\nhi\r\n" * 3
+    session = connected()
+    box = session.subscriptions.subscribe("a", **BOUNDS)
+    session.subscriptions.pack(box, prefix)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(raw_columns, "_RUN_LENGTH", 2)
+        for _ in range(3):
+            session.received(data, 0)
+    assert taken(box) == [event for _ in range(3) for event in Parser(Side.SERVER).feed(data)]

@@ -17,9 +17,12 @@ from slipstream.wire.frame_runs import run_pattern, scan_run
 
 _RUN_LENGTH = 32  # frames of one size that are worth an expression of their own
 _MOST_RUNS = 8  # such expressions: where sizes change all the time they cost more than they save
-_RUN = rb"MSG (\S+) %b(%b\S+) %d\r\n%b\r\n"
-_RUN_WITH_HEADERS = rb"HMSG (\S+) %b(%b\S+) %d %d\r\n%b%b\r\n"
-_FRAME = rb"(H?)MSG (\S+) %b (%b\S+) (?:(\d{1,9}) )?(\d{1,9})\r\n"
+_RUN = rb"MSG (%b) %b(%b%b) %d\r\n%b\r\n"
+_RUN_WITH_HEADERS = rb"HMSG (%b) %b(%b%b) %d %d\r\n%b%b\r\n"
+_FRAME = rb"(H?)MSG (%b) %b (%b%b) (?:(\d{1,9}) )?(\d{1,9})\r\n"
+# A name of a frame. All but spaces is what `re` takes fastest. It may go on over the end of a line only where the size
+# of a message without reply can be taken for the beginning of a reply.
+_NAME, _NAME_ON_LINE = rb"[^ ]+", rb"\S+"
 
 
 class Packed(NamedTuple):
@@ -38,17 +41,20 @@ class Packed(NamedTuple):
 
     def names(self) -> list[str]:
         """The subject of each."""
-        return _split(b"\n".join(self.subjects))
+        return _decoded(self.subjects)
 
     def messages(self) -> list[Msg]:
         """The messages one by one."""
-        replies = _split(self.prefix + (b"\n" + self.prefix).join(self.replies))
+        replies = _decoded(self.replies, self.prefix)
         return list(map(Msg, self.names(), repeat(self.sid), replies, self.headers or repeat(b""), self.payloads))
 
 
-def _split(lines: bytes) -> list[str]:
-    """All names are decoded in one step: none of them has a line feed."""
-    return lines.decode(errors="replace").split("\n")
+def _decoded(names: list[bytes], prefix: bytes = b"") -> list[str]:
+    """The names behind a prefix, decoded in one step: none of them has a line feed, or a server broke the protocol."""
+    decoded = (prefix + (b"\n" + prefix).join(names)).decode(errors="replace").split("\n")
+    if len(decoded) != len(names):
+        decoded = [(prefix + name).decode(errors="replace") for name in names]
+    return decoded
 
 
 def _shared_start(one: bytes, other: bytes) -> bytes:
@@ -65,7 +71,9 @@ class Packer:
     def __init__(self, sid: bytes, reply_prefix: str, hand_over: Callable[[Packed], None]) -> None:
         self._sid = sid
         self._reply_prefix = reply_prefix.encode()
-        self._match = re.compile(_FRAME % (re.escape(sid), re.escape(self._reply_prefix))).match
+        self._name = _NAME_ON_LINE if not reply_prefix or reply_prefix[0].isdigit() else _NAME
+        frame = _FRAME % (self._name, re.escape(sid), re.escape(self._reply_prefix), self._name)
+        self._match = re.compile(frame).match
         self._hand_over = hand_over
         self._run: re.Pattern[bytes] | None = None  # for frames like the last ones,
         self._run_prefix = b""  # whose replies begin so,
@@ -125,7 +133,8 @@ class Packer:
         )  # of a headers-only consumer they often are the same
         shared = _shared_start(min(pack.replies), max(pack.replies))
         prefix = self._run_prefix = shared[: shared.rfind(b".") + 1]
-        known = re.escape(self._sid) + b" " + re.escape(prefix), re.escape(self._reply_prefix[len(prefix) :])
+        name, rest = self._name, re.escape(self._reply_prefix[len(prefix) :])
+        known = name, re.escape(self._sid) + b" " + re.escape(prefix), rest, name
         payload = b"(.{%d})" % size if size else b""
         if head:
             header = b"(.{%d})" % head if self._run_header is None else re.escape(self._run_header)
