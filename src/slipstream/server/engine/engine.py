@@ -79,6 +79,7 @@ from slipstream.wire.encode import OK, PONG
 
 __all__ = ["Check", "Engine", "Health", "Settings"]
 
+MAX_PENDING = 512  # changes in the open group at which a client that is served in slices waits, if it adds to it
 MAX_VALID_SUBJECTS = 16 * 1024  # remembered
 MANY_TARGETS = 64  # subscribers of one message, from which on they count as work (`engine.jobs`)
 TARGETS_PER_UNIT = 8
@@ -136,6 +137,7 @@ class Engine:
         self.load: Load = shared.load
         self.held_back: set[int] = set()  # clients whose input waits; the driver reads nothing more from them
         self.resumed: list[int] = []  # those that it may read from again; the driver takes them
+        self.filled_by: dict[int, list[Journal]] = {}  # of those that are held back: whose groups their input adds to
         self._accounts = {name: self._make_account(name, now) for name in self._authenticator.accounts}
         self._default = self._accounts[DEFAULT_ACCOUNT]
         self._had_accounts = len(self._accounts) > 1  # ever: answers may wait for one that a reload has removed
@@ -297,6 +299,7 @@ class Engine:
         session.out.clear()  # monitoring shows closed sessions for a while: without what they did not read
         session.stopped = router.now
         self.held_back.discard(cid)
+        self.filled_by.pop(cid, None)
         self.totals.add(session)
         self.closed.append(session)
         self._admission.left(session)
@@ -398,8 +401,13 @@ class Engine:
             return
         held, session.held = session.held, []
         session.held_back = False
+        before = [journal.store.pending for journal in self.journals]
         self.receive(session.cid, held, self._routers[session.account].now)
-        if not session.held_back:
+        if session.held_back:
+            pairs = zip(self.journals, before, strict=True)
+            self.filled_by[session.cid] = [journal for journal, count in pairs if journal.store.pending > count]
+        else:
+            self.filled_by.pop(session.cid, None)
             self.held_back.discard(session.cid)
             self.resumed.append(session.cid)
 
@@ -778,6 +786,9 @@ class HeldInput:
         self._engine, self._session = engine, session
 
     def run(self) -> tuple[Progress, int]:
+        for journal in self._engine.filled_by.get(self._session.cid, ()):
+            if not journal.admits(MAX_PENDING):
+                return Progress.BLOCKED, 0
         units = len(self._session.held) // 4
         load = self._engine.load
         self._engine.handle_held(self._session)

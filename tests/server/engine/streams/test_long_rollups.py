@@ -11,9 +11,10 @@ import pytest
 
 from slipstream.server.engine.auth.account_limits import AccountLimits
 from slipstream.server.engine.auth.users import DEFAULT_ACCOUNT
+from slipstream.server.engine.engine import MAX_PENDING
 from slipstream.server.engine.jobs import STEP_UNITS
 from slipstream.server.engine.ports import Store
-from slipstream.server.engine.streams.removals import AT_ONCE, SLICE, UNITS
+from slipstream.server.engine.streams.removals import AT_ONCE, AT_ONCE_IN_BATCH, SLICE, UNITS
 from slipstream.server.store.lmdb.store import LmdbStore
 from slipstream.server.store.memory.store import MemoryStore
 from slipstream.wire import Parser, Side, pub
@@ -466,3 +467,145 @@ def test_lost_rollup_beside_a_lowered_limit_removes_nothing(rig: Rig) -> None:
     kept = [subject for _, subject in held(rig)]
     assert len(kept) == COUNT - 1000
     assert kept.count("s.old") == 1500
+
+
+# Very many short removals in one turn: the rollups of an atomic batch, and those that a client pipelines.
+
+SUBJECTS, EACH = 600, 3
+
+
+def with_a_batch_stream(rig: Rig, each: int = EACH, subjects: int = SUBJECTS, **config: Any) -> Client:
+    client = rig.client()
+    client.create("B", storage="file", allow_rollup_hdrs=True, allow_atomic=True, **config)
+    for n in range(subjects):
+        client.send(b"".join(pub(f"b.{n}", b"old") for _ in range(each)))
+    return client
+
+
+def send_batch(client: Client, count: int = SUBJECTS) -> None:
+    """A batch that rolls up every subject, without a turn of the server."""
+    for n in range(1, count + 1):
+        commit = "Nats-Batch-Commit: 1\r\n" if n == count else ""
+        lines = f"Nats-Batch-Id: b\r\nNats-Batch-Sequence: {n}\r\nNats-Rollup: sub\r\n{commit}"
+        reply = f"{client.inbox}{n}" if n == count else ""
+        client.send(pub(f"b.{n - 1}", b"new", reply, f"NATS/1.0\r\n{lines}\r\n".encode()), settle=False)
+
+
+def payloads(rig: Rig) -> list[tuple[str, bytes]]:
+    found = rig.engine.streams["B"].log.scan("", 0, limit=10_000)
+    return [(record.subject, record.payload) for record in found]
+
+
+EXPECTED = [(f"b.{n}", b"new") for n in range(SUBJECTS)]
+
+
+def test_rollups_of_an_atomic_batch_are_in_slices(rig: Rig) -> None:
+    client = with_a_batch_stream(rig)
+    log = rig.engine.streams["B"].log
+    send_batch(client)
+    assert log.state.messages >= (EACH + 1) * SUBJECTS - AT_ONCE_IN_BATCH - EACH
+    rig.commit()
+    new = [subject for subject, payload in payloads(rig) if payload == b"new"]
+    assert new == [subject for subject, _ in EXPECTED]  # all of them in one group
+    turns = 0
+    while not (found := client.answers()):
+        assert rig.turn() <= STEP_UNITS + UNITS * SLICE + 1
+        turns += 1
+    assert turns > 3
+    assert found[str(SUBJECTS)]["count"] == SUBJECTS
+    assert payloads(rig) == EXPECTED
+    assert not msgspec.json.decode(rig.engine.streams["B"].stored()).get("removals")
+
+
+def test_record_of_a_stream_is_stored_once_for_the_rollups_of_a_group(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = with_a_batch_stream(rig)
+    stream, count = rig.engine.streams["B"], 0
+    stored = stream.stored
+
+    def counted() -> bytes:
+        nonlocal count
+        count += 1
+        return stored()
+
+    monkeypatch.setattr(stream, "stored", counted)
+    send_batch(client)
+    turns = 0
+    while not client.answers():
+        rig.turn()
+        turns += 1
+    assert 0 < count <= 2 * turns
+
+
+def test_group_of_a_batch_with_rollups_that_is_lost_leaves_all_as_it_was(rig: Rig) -> None:
+    client = with_a_batch_stream(rig)
+    before = payloads(rig)
+    send_batch(client)
+    lose_the_open_group(rig)
+    rig.settle()
+    assert "error" in client.answers()[str(SUBJECTS)]
+    assert payloads(rig) == before
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2])
+def test_batch_with_rollups_that_a_crash_interrupted_is_whole(tmp_path: Path, turns: int) -> None:
+    store = LmdbStore(tmp_path / "s", map_size=1 << 28)
+    rig = Rig(store=store)
+    client = with_a_batch_stream(rig)
+    before = payloads(rig)
+    send_batch(client)
+    for _ in range(turns):
+        rig.turn()
+    assert not client.answers()
+    store.close()  # what is not committed is lost
+
+    store = LmdbStore(tmp_path / "s", map_size=1 << 28)
+    rig = Rig(store=store)
+    rig.settle()
+    assert payloads(rig) == (EXPECTED if turns else before)
+    store.close()
+
+
+def test_pipelined_rollups_are_in_slices(rig: Rig) -> None:
+    client = with_a_batch_stream(rig, each=300, subjects=20)
+    log = rig.engine.streams["B"].log
+    client.send(b"".join(pub(f"b.{n}", b"new", f"{client.inbox}{n}", SUB) for n in range(20)), settle=False)
+    found, before, turns = dict[str, Any](), log.state.messages, 0
+    assert before >= 19 * 300  # one of them
+    while len(found) < 20:
+        rig.turn()
+        found |= client.answers()
+        assert before - log.state.messages <= AT_ONCE
+        before = log.state.messages
+        turns += 1
+        assert turns < 100
+    assert turns > 8
+    assert payloads(rig) == [(f"b.{n}", b"new") for n in range(20)]
+
+
+def test_client_in_slices_waits_for_the_commit_of_what_it_removed(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path / "s", map_size=1 << 28)
+    rig = Rig(store=store)
+    client = with_a_batch_stream(rig, each=300, subjects=20)
+    client.send(b"".join(pub(f"b.{n}", b"new", "", SUB) for n in range(20)), settle=False)
+    for _ in range(50):  # turns while a group is on its way to the disk
+        rig.engine.step(rig.now)
+    (journal,) = rig.engine.journals
+    assert MAX_PENDING < journal.store.pending <= 2 * MAX_PENDING + 300
+    rig.settle()
+    assert payloads(rig) == [(f"b.{n}", b"new") for n in range(20)]
+    store.close()
+
+
+def test_publishes_beside_a_lower_limit_of_each_subject_are_in_slices(rig: Rig) -> None:
+    client = with_a_batch_stream(rig, each=200, subjects=30)
+    log = rig.engine.streams["B"].log
+    config = {"name": "B", "subjects": ["b.>"], "storage": "file", "allow_rollup_hdrs": True, "allow_atomic": True}
+    body = msgspec.json.encode({**config, "max_msgs_per_subject": 2})
+    client.send(pub("$JS.API.STREAM.UPDATE.B", body), settle=False)
+    before = log.state.messages
+    client.send(b"".join(pub(f"b.{n}", b"new") for n in range(30)), settle=False)
+    assert before - log.state.messages <= 2 * AT_ONCE
+    rig.settle()
+    assert len(payloads(rig)) == 60

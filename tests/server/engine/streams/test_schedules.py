@@ -13,7 +13,7 @@ from slipstream.api import format_time
 from slipstream.server.engine.ports import Store
 from slipstream.server.store.lmdb.store import LmdbStore
 from slipstream.server.store.memory.store import MemoryStore
-from slipstream.wire import Headers
+from slipstream.wire import Headers, pub
 from tests.server.support import SECOND, START, Client, Rig, headers, sequences
 
 HOUR = 3600
@@ -249,3 +249,28 @@ def test_a_schedule_in_an_atomic_batch(store: Store) -> None:
     assert b'"count":2' in answer.payload
     client.rig.wait(6)
     assert [subject for subject, _, _ in stored(client)] == ["s.1", "s.target"]
+
+
+def test_schedule_that_is_due_while_it_replaces_very_many_messages_is_published(client: Client) -> None:
+    client.send(b"".join(pub("s.plan", b"x") for _ in range(1200)))
+    line = f"NATS/1.0\r\nNats-Schedule: {after(client, 0.001)}\r\nNats-Schedule-Target: s.target\r\n\r\n"
+    client.send(pub("s.plan", b"due", "", line.encode()), settle=False)
+    client.rig.commit()
+    client.rig.now += SECOND // 100
+    client.rig.engine.tick(client.rig.now)
+    assert client.rig.engine.streams["S"].log.state.messages > 1
+    client.rig.settle()
+    assert [payload for _, payload, _ in stored(client, "s.target")] == [b"due"]
+
+
+def test_end_of_a_schedule_that_is_replacing_very_many_messages_is_in_slices(client: Client) -> None:
+    log = client.rig.engine.streams["S"].log
+    client.send(b"".join(pub("s.plan", b"x") for _ in range(1200)))
+    line = b"NATS/1.0\r\nNats-Schedule: @every 1h\r\nNats-Schedule-Target: s.target\r\n\r\n"
+    client.send(pub("s.plan", b"x", "", line), settle=False)
+    end = b"NATS/1.0\r\nNats-Schedule-Next: purge\r\nNats-Scheduler: s.plan\r\n\r\n"
+    client.send(pub("s.other", b"x", f"{client.inbox}end", end), settle=False)
+    assert log.state.messages == 1202  # nothing of it in the turn of the publish
+    client.rig.settle()
+    assert client.answers()["end"]["seq"] == 1202
+    assert log.committed.messages == 1

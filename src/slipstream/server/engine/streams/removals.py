@@ -28,6 +28,10 @@ the removal, with the error that there is no such stream. The client that asked 
 of what is still to go, and its ack waits until all of that is gone. A further rollup of the subject moves the end. If
 the group of a rollup message is lost, so is its removal.
 
+**The rollups of an atomic batch** remove `AT_ONCE_IN_BATCH` messages in its group; what the others replace is removed
+in slices as well. All messages of the batch are there from its group on, and its ack waits until all is gone that they
+replace.
+
 **A limit** of the stream takes what a removal under way is to remove before it takes anything else, also after a
 restart: what a purge in one moment would have made superfluous to remove stays.
 """
@@ -45,8 +49,9 @@ from slipstream.server.engine.journal import Journal
 from slipstream.server.engine.ports import LogSnapshot, StreamLog, Walk, has_wildcard
 
 AT_ONCE = 512  # messages
+AT_ONCE_IN_BATCH = 256  # by the rollups of an atomic batch: removing one message of each subject costs the most
 SLICE = 512  # messages of one subject in one group
-LOOKED = 64  # subjects without messages that a limit looks at
+LOOKED = 64  # subjects without messages, and rollups, that a limit looks at
 UNITS = 4  # of work (`engine.jobs`) for a message
 MAX_PENDING = 512  # changes in the open group at which it waits for a commit: so do the acks of all others
 
@@ -59,8 +64,11 @@ class PurgedStream(Protocol):
     journal: Journal
     log: StreamLog
 
-    def removal_changed(self) -> None:
-        """A removal began, or is over: store which ones there are."""
+    def removal_changed(self, removal: Removal) -> None:
+        """A purge began, or is over: store which ones there are."""
+
+    def rollup_ended(self, pattern: str) -> None:
+        """A rollup's removal is over."""
 
 
 def is_long(log: StreamLog, pattern: str, *, below: int = 0, keep: int = 0) -> bool:
@@ -167,7 +175,7 @@ class Removal:
 
     def _end(self, error: Exception | None) -> None:
         self.is_over = True
-        self._stream.removal_changed()
+        self._stream.removal_changed(self)
         self._done(self._purged, error)
 
     def _work(self) -> Walk[None]:
@@ -191,7 +199,7 @@ class Removal:
             self._names, self._at, self._has_found = names, 0, True
         if self._begins is not None:
             self._begins()
-        self._stream.removal_changed()
+        self._stream.removal_changed(self)
         while self._names:
             yield 1 + UNITS * self._remove_some(SLICE)
 
@@ -231,7 +239,7 @@ class Rollup:
             count = self.remove(SLICE)
         except StoreError as exc:
             self.stop(exc)
-            self._stream.removal_changed()
+            self._stream.rollup_ended(self.pattern)
             return Progress.DONE, 1
         return (Progress.DONE if self.is_over else Progress.MORE), 1 + UNITS * count
 
@@ -242,7 +250,7 @@ class Rollup:
             self._waiting.popleft()[1](None)
         if self._at >= self.below:
             self.is_over = True
-            self._stream.removal_changed()
+            self._stream.rollup_ended(self.pattern)
         return count
 
     def stop(self, error: Exception) -> None:

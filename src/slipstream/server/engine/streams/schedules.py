@@ -298,7 +298,7 @@ class Schedules:
         return self._log.first_seq_of(subject) == seq  # a schedule replaces all earlier messages on its subject
 
     def _fire(self, subject: str, seq: int, when: int, now: int) -> None:
-        if not self._is_there(subject, seq):
+        if not _exists(self._log, seq):
             self._forget(subject)
             return
         if seq > self._log.committed.last_seq:  # a schedule must not fire before it is durable
@@ -320,6 +320,14 @@ class Schedules:
             self._publish(schedule.target, header, content.payload, now)
         except ApiError:  # e.g. a full stream: skip to the next time, or retry
             self._store(subject, seq, moment.when if moment.repeats else now + RETRY)
+
+
+def _exists(log: StreamLog, seq: int) -> bool:
+    """Whether a message is there. Older ones of its subject may be as well, if what it replaced is being removed."""
+    try:
+        return log.peek(seq) is not None
+    except CorruptRecordError:
+        return False
 
 
 def _target_header(header: bytes, schedule: Schedule, subject: str, moment: Moment) -> bytes:

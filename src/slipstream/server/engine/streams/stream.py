@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 
 import msgspec
 
@@ -44,7 +45,16 @@ from slipstream.server.engine.streams.publish_headers import (
     parse_publish_headers,
     remove_header,
 )
-from slipstream.server.engine.streams.removals import AT_ONCE, Done, Removal, Rollup, is_long
+from slipstream.server.engine.streams.removals import (
+    AT_ONCE,
+    AT_ONCE_IN_BATCH,
+    LOOKED,
+    UNITS,
+    Done,
+    Removal,
+    Rollup,
+    is_long,
+)
 from slipstream.server.engine.streams.stored_stream import StoredStream
 from slipstream.server.engine.streams.stream_time import StreamTime
 from slipstream.server.engine.streams.subject_limits import LimitTrim, SubjectTrim
@@ -84,6 +94,7 @@ class Stream:
         self._removals: dict[Removal, None] = {}
         self._rollups: dict[str, Rollup] = {}  # under way, by subject
         self._begun: list[Rollup] = []  # by the message that is being stored
+        self._at_once: int = AT_ONCE  # messages that may go at once for it, or for its whole batch
         self._ending: int = 0  # removals that are complete, in groups that are not durable yet
         self._limit_trim: LimitTrim | None = None
         self._known: Known = {}  # last sequences that were looked up for the message that is being stored
@@ -226,18 +237,28 @@ class Stream:
         jobs = self._services.jobs
         jobs.go_on(removal, jobs.load.asker or self)
 
-    def removal_changed(self) -> None:
-        """Store the removals that are under way."""
-        over: list[Removal] = [each for each in self._removals if each.is_over]
-        for removal in over:
-            del self._removals[removal]
-        complete = [each for each in self._rollups.values() if each.is_over]
-        for rollup in complete:
-            del self._rollups[rollup.pattern]
-        if over or complete:
+    def removal_changed(self, removal: Removal) -> None:
+        """Store the removals that are under way: one began, or is over."""
+        if removal.is_over:
+            self._removals.pop(removal, None)
+        self._record_removals(ended=removal.is_over)
+
+    def rollup_ended(self, pattern: str) -> None:
+        """All that a rollup replaced is gone, or nothing more can be removed."""
+        self._rollups.pop(pattern, None)
+        self._record_removals(ended=True)
+
+    def _record_removals(self, *, ended: bool) -> None:
+        if ended:
             self._ending += 1
             self.journal.after.append(self._removal_is_durable)
-        self.journal.store.configure(self.key, self.stored())
+        self._save_later()
+
+    def _save_later(self) -> None:
+        """Store the record of the stream with the open group: once, however often it changes in it."""
+        if not self.is_stopped:
+            self.journal.unsaved[self] = None
+            self.journal.seal_requested = True
 
     def _removal_is_durable(self) -> None:
         self._ending -= 1
@@ -323,6 +344,7 @@ class Stream:
                 seq = self.log.append(now, subject, header, payload)
                 self._last_msg_id = ""
                 if self._limited:
+                    self._at_once = AT_ONCE
                     self._trim(subject)
                     self.expiry.appended(0)
                 if self._by_interest:
@@ -395,6 +417,7 @@ class Stream:
         """Store a message of the mirrored stream, with its sequence and time. Raises ApiError if the stream is full."""
         log, (seq, time, subject, header, payload) = self.log, record
         subject = self._mapped(subject)
+        self._at_once = AT_ONCE
         if self.config.discard == Discard.NEW:
             message = (subject, header, payload)
             self._free_capacity(subject, self._size_of(*message))
@@ -481,9 +504,7 @@ class Stream:
     def keep_position(self, source: str, seq: int, identity: str) -> None:
         """Store the position of a source, in the same group as its messages."""
         self.positions[source] = (seq, identity)
-        # Once for all sources: the record has the positions of all of them.
-        self.journal.unsaved[self] = None
-        self.journal.seal_requested = True
+        self._save_later()  # once for all sources: the record has the positions of all of them
 
     def save(self) -> None:
         """Write the positions of the sources: deferred state of the journal."""
@@ -570,6 +591,11 @@ class Stream:
 
     def _append(self, subject: str, header: bytes, payload: bytes, now: int, wanted: PublishHeaders) -> int:
         """Append a checked message, and do what follows from it: rollup, schedules, republish, limits."""
+        self._at_once = AT_ONCE
+        return self._append_part(subject, header, payload, now, wanted)
+
+    def _append_part(self, subject: str, header: bytes, payload: bytes, now: int, wanted: PublishHeaders) -> int:
+        """The same for a message of a batch: what its rollups remove at once is bounded for all of them together."""
         log = self.log
         before = log.last_seq_of(subject) if self._republish is not None else 0
         seq = log.append(now, subject, header, payload)
@@ -579,7 +605,7 @@ class Stream:
         if wanted.rollup and self.config.allow_rollup_hdrs:
             self._roll_up(wanted.rollup, subject, seq)
         if wanted.schedule_next == schedules.PURGE and wanted.scheduler and self.config.allow_rollup_hdrs:
-            log.purge(pattern=wanted.scheduler)
+            self._replace(wanted.scheduler, seq, own=0)
             self.last_sweep = seq
         if self.schedules.on:
             self.schedules.stored(seq, subject, header, self._now)
@@ -594,9 +620,21 @@ class Stream:
     def _roll_up(self, rollup: str, subject: str, seq: int) -> None:
         if rollup != "sub":
             self.last_sweep = seq
-        pattern = subject if rollup == "sub" else ">"
-        if not is_long(self.log, pattern, keep=1):
-            self.log.purge(pattern=pattern, keep=1)
+        self._replace(subject if rollup == "sub" else ">", seq, own=1)
+
+    def _replace(self, pattern: str, seq: int, *, own: int) -> None:
+        """Remove what a message has replaced: all of a subject, or of all, that is older. `own` of it are the message
+        itself."""
+        log, most = self.log, self._at_once
+        if pattern == ">":
+            older, is_slow = log.state.messages - own, is_long(log, pattern, below=seq, keep=own)
+        else:
+            older = log.count_of(pattern) - own
+            is_slow = older + own > most
+        if not older:
+            return
+        if not is_slow:
+            self._removed_at_once(min(log.purge(pattern=pattern, below=seq), AT_ONCE))
             return
         removal = self._rollups.get(pattern)
         if removal is None:
@@ -604,8 +642,12 @@ class Stream:
             self._services.jobs.go_on(removal, self._services.jobs.load.asker or self)
         removal.extend(seq)
         self._begun.append(removal)
-        self.journal.unsaved[self] = None  # with its group: what is still to go is in the record of the stream
-        self.journal.seal_requested = True
+        self._save_later()  # what is still to go is in the record of the stream
+
+    def _removed_at_once(self, count: int) -> None:
+        """So many messages were removed for the one that is being stored: its publisher is served in slices."""
+        self._at_once -= count
+        self._services.jobs.load.units += UNITS * count
 
     # Where new messages are rejected for want of capacity, a rollup has made it when it is stored: what is to go
     # leaves when its place is needed.
@@ -629,7 +671,8 @@ class Stream:
         """Remove so many messages at most that rollups have replaced, or that are being purged; returns how many."""
         if not self._rollups and not self._removals:
             return 0
-        removals: list[Rollup | Removal] = [*self._rollups.values(), *self._removals]
+        # A batch may have begun very many; mostly the first one has something to remove.
+        removals: list[Rollup | Removal] = [*islice(self._rollups.values(), LOOKED), *self._removals]
         for removal in removals:
             with contextlib.suppress(CorruptRecordError):  # the removal itself ends with the error
                 if not removal.is_over and (removed := removal.remove(limit)):
@@ -725,8 +768,9 @@ class Stream:
         """Store all messages of a batch, in one group, or none."""
         checked = self._check_batch(messages, now)
         seq = 0
+        self._at_once = AT_ONCE_IN_BATCH
         for (subject, header, payload, wanted), total in checked:
-            seq = self._append(subject, header, payload, now, wanted)
+            seq = self._append_part(subject, header, payload, now, wanted)
             if total is not None:
                 self._counters.stored(subject, total, seq)
         return self.batch_ack(seq, batch, len(messages))
@@ -781,10 +825,13 @@ class Stream:
         """Remove the oldest messages until the limits hold again."""
         log = self.log
         if self._per_subject and subject and (excess := log.count_of(subject) - self._per_subject) > 0:
+            # Mostly it is one; while a lowered limit is enforced, its job removes the rest.
+            removed, most = 0, 1 if excess == 1 else max(1, min(excess, self._at_once))
             with contextlib.suppress(CorruptRecordError):  # an older message of the subject is lost or damaged: nothing
-                for _ in range(min(excess, AT_ONCE)):  # newer goes for it
-                    if not log.remove(log.first_seq_of(subject)):
-                        break
+                while removed < most and log.remove(log.first_seq_of(subject)):  # newer goes for it
+                    removed += 1
+            if removed > 1:
+                self._removed_at_once(removed)
         if not self._bounded:
             return
         state = log.state
