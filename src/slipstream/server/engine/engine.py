@@ -363,6 +363,9 @@ class Engine:
                     and router.acks is not None
                     and router.acks.receive(subject, reply, header, payload, now)
                 ):
+                    if load.units >= allowed:
+                        self._hold_back(session, remaining)
+                        break
                     continue
                 self._publish(session, router, event)
                 if session.searches or load.units >= allowed:

@@ -28,7 +28,7 @@ acks of the last 20 ms may be lost, and their messages are then redelivered. `le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from slipstream.api import ConsumerConfig, DeliverPolicy, ReplayPolicy
@@ -37,6 +37,7 @@ from slipstream.errors import ErrorCode, StoreError
 from slipstream.server.engine.consumers.ack_handling import AckHandling
 from slipstream.server.engine.consumers.ack_router import ACK_PREFIX
 from slipstream.server.engine.consumers.advisories import ConsumerAdvisories
+from slipstream.server.engine.consumers.commit_news import CommitNews
 from slipstream.server.engine.consumers.config import config_record, filters_of
 from slipstream.server.engine.consumers.cursor import Cursor
 from slipstream.server.engine.consumers.deliver_policy import SkipList
@@ -48,7 +49,7 @@ from slipstream.server.engine.consumers.pull import PullDelivery
 from slipstream.server.engine.consumers.push import PushDelivery
 from slipstream.server.engine.consumers.timing import IdleTimer
 from slipstream.server.engine.jobs import SLICE_UNITS, Progress
-from slipstream.server.engine.ports import Changes, Walk
+from slipstream.server.engine.ports import Walk
 from slipstream.server.engine.services import Services
 
 MOST_COUNTS = 8  # in slices, that are out of date when they are complete
@@ -121,7 +122,7 @@ class Consumer:
         self._search: StartSearch | CountSearch | None = None
         self._counts_in_vain = 0  # in a row
         self._purged: list[str] = []  # filters of purges while it is counted
-        self._missed: list[tuple[Changes, Mapping[str, int]]] = []  # commits since it began
+        self._missed: list[CommitNews] = []  # commits since it began
         # Not by a method of its own: a call less for every ack.
         self.ack: Callable[[list[str], int, str, bytes, int], bool] = self._acks.receive
         self.flow: Callable[[str, int], None] = self.delivery.flow
@@ -236,12 +237,12 @@ class Consumer:
         missed, self._search, self._missed = self._missed, None, []
         self.cursor.start_at(start, skips, left)
         now = self.services.router.now
-        if any(news.recount for news, _ in missed):
+        if any(news.recount for news in missed):
             self.cursor.review_skips()
             self.cursor.recount()
         else:
-            for news, added in missed:
-                self.cursor.committed(news, added, now)
+            for news in missed:
+                self.cursor.committed(news, now)
         self._go_live(is_counted=True)
 
     # A consumer whose messages are to be counted again delivers nothing until that is done, in slices as well.
@@ -272,7 +273,7 @@ class Consumer:
         missed, self._search, self._missed = self._missed, None, []
         if left is not None:
             self.cursor.left = left
-        if any(news.recount for news, _ in missed):
+        if any(news.recount for news in missed):
             self._counts_in_vain += 1  # a stream that is purged all the time: in the end it is counted in one piece
             self._job.live = True
             self._count_again(reviews=True)
@@ -280,8 +281,8 @@ class Consumer:
                 return
         else:
             now = self.services.router.now
-            for news, added in missed:
-                self.cursor.committed(news, added, now)
+            for news in missed:
+                self.cursor.committed(news, now)
         self._counts_in_vain = 0
         if not self._has_begun:
             self._go_live(is_counted=True)
@@ -354,10 +355,10 @@ class Consumer:
             self._job.wake()
         return True
 
-    def committed(self, news: Changes, added: Mapping[str, int]) -> None:
-        """A group was committed; `added` counts its new messages by subject."""
+    def committed(self, news: CommitNews) -> None:
+        """A group was committed."""
         if self._search is not None:
-            self._missed.append((news, added))
+            self._missed.append(news)
             return
         if not self._job.live:
             return
@@ -367,7 +368,7 @@ class Consumer:
         if news.recount and self.cursor.is_long_count:
             self._count_again(reviews=True)
         else:
-            self.cursor.committed(news, added, self.services.router.now)
+            self.cursor.committed(news, self.services.router.now)
         if self.cursor.left and self.delivery.is_wanted:  # of thousands of consumers most wait for a request
             self._job.wake()
 

@@ -8,11 +8,12 @@ delivery takes one away. Reading the next messages and recording that they went 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from slipstream.api import ConsumerConfig, DeliverPolicy
 from slipstream.errors import CorruptRecordError
 from slipstream.server.engine.consumers.ack_handling import AckHandling
+from slipstream.server.engine.consumers.commit_news import CommitNews
 from slipstream.server.engine.consumers.config import filters_of
 from slipstream.server.engine.consumers.deliver_policy import (
     REVIEWED,
@@ -24,7 +25,7 @@ from slipstream.server.engine.consumers.deliver_policy import (
 from slipstream.server.engine.consumers.delivery_state import DeliveryState
 from slipstream.server.engine.consumers.filters import Filters
 from slipstream.server.engine.consumers.persistence import StateWriter
-from slipstream.server.engine.ports import Changes, Record, StreamLog, Walk
+from slipstream.server.engine.ports import Record, StreamLog, Walk
 from slipstream.wire import SubjectSet
 
 CHUNK = 512
@@ -238,14 +239,14 @@ class Cursor:
             state.last_ack = now
             self._writer.mark()
 
-    def committed(self, news: Changes, added: Mapping[str, int], now: int) -> None:
-        """Follow a commit; `added` counts its new messages by subject."""
+    def committed(self, news: CommitNews, now: int) -> None:
+        """Follow a commit."""
         if news.recount:
             self.forget_removed(now)
             self.review_skips()
             self.recount()
         else:
-            self._follow(news, added)
+            self._follow(news)
 
     def added(self, first: int, count: int) -> bool:
         """Follow a commit that only added messages, from the sequence `first` on, all of which are still to come."""
@@ -255,29 +256,28 @@ class Cursor:
         self.left += count
         return True
 
-    def _follow(self, news: Changes, added: Mapping[str, int]) -> None:
-        state, covers, skips = self.state, self.filters.covers, self.state.skips
+    def _follow(self, news: CommitNews) -> None:
+        state, skips = self.state, self.state.skips
         if skips is not None and skips.done:
             skips = None
-        floor = skips.resume if skips is not None else state.next_seq
-        if news.added and news.added[0][0] < floor:  # it starts in the future
-            self.left += sum(1 for seq, subject in news.added if seq >= floor and covers(subject))
-        elif not self.filters.patterns:
-            self.left += len(news.added)
-        else:
-            self.left += self.filters.total(added)
+        self.left += news.added_from(skips.resume if skips is not None else state.next_seq, self.filters)
+        if not news.removed:
+            return
+        for seq in news.removed_of(state.pending):
+            self._acks.removed(seq)
+        for seq in news.removed_of(state.counts):
+            state.settle(seq)
+            self._writer.mark()
+        if skips is None:
+            self.left -= news.removed_from(state.next_seq, self.filters)
+            return
+        covers = self.filters.covers
         for seq, subject in news.removed:
-            if seq in state.pending:
-                self._acks.removed(seq)
-            elif seq in state.counts:
-                state.settle(seq)
-                self._writer.mark()
-            if skips is not None and seq < skips.resume:  # of those only the listed ones are still to come
+            if seq < skips.resume:  # of those only the listed ones are still to come
                 self.left -= skips.lost(seq)
             elif seq >= state.next_seq and covers(subject):
                 self.left -= 1
-        if skips is not None:
-            self._leave_skips()
+        self._leave_skips()
 
     def purged(self, pattern: str) -> None:
         """Messages that match were purged on request: they count as passed over."""

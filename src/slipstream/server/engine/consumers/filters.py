@@ -30,7 +30,10 @@ class Filters:
         self._known: dict[str, bool] = {}
 
     @cached_property
-    def _disjoint(self) -> bool:
+    def is_disjoint(self) -> bool:
+        """Whether no subject is covered by two filters, as far as that is known."""
+        if len(self.patterns) < 2:
+            return True
         known = SubjectSet()
         for pattern in self.patterns:
             if known.overlapping(pattern) is not None or known.steps > MAX_STEPS:  # too much work to say: perhaps not
@@ -92,7 +95,7 @@ class Filters:
         """How many messages are covered from `seq` on."""
         if not self.patterns:
             return log.count("", seq)
-        if self._disjoint:
+        if self.is_disjoint:
             return sum(log.count(pattern, seq) for pattern in self.patterns)
         total = 0
         while True:
@@ -111,7 +114,7 @@ class Filters:
 
     def count_walk(self, snapshot: LogSnapshot, seq: int) -> Walk[int]:
         """The same of a snapshot, in slices."""
-        if len(self.patterns) < MANY and self.patterns and self._disjoint:
+        if len(self.patterns) < MANY and self.patterns and self.is_disjoint:
             total = 0
             for pattern in self.patterns:
                 total += yield from snapshot.count((pattern,), seq)

@@ -6,12 +6,10 @@ has a consumer.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
-
 from slipstream.api import AckPolicy, ConsumerConfig, DeliverPolicy, Retention
 from slipstream.errors import ConsumerNotFoundError, ErrorCode
 from slipstream.server.engine.consumers import config as rules
+from slipstream.server.engine.consumers.commit_news import CommitNews, FilterIndex
 from slipstream.server.engine.consumers.config import read_config
 from slipstream.server.engine.consumers.consumer import Consumer
 from slipstream.server.engine.consumers.cursor import Cursor
@@ -47,7 +45,10 @@ class Consumers:
         self._commit = LazyCommit(services, stream.journal)
         self._cursors: dict[str, Cursor] = {}  # those of `items`
         self._claimed = SubjectIndex()  # of a work queue: which consumer gets which messages
-        self.retention: InterestRetention = InterestRetention(services, stream, self._commit, self._cursors)
+        self._filters = FilterIndex()
+        self.retention: InterestRetention = InterestRetention(
+            services, stream, self._commit, self._cursors, self._filters
+        )
 
     def __len__(self) -> int:
         return len(self.items)
@@ -141,6 +142,7 @@ class Consumers:
             after=after,
         )
         self._cursors[name] = consumer.cursor
+        self._filters.add(consumer.cursor.filters)
         self._claim(name, config)
         services.router.add(f"{NEXT_PREFIX}{stream.name}.{name}", consumer.delivery)
         services.ack_router.consumers[stream.name, name] = consumer
@@ -188,6 +190,7 @@ class Consumers:
         consumer.stop()
         stream, services = self._stream, self._services
         del self.items[consumer.name], self._cursors[consumer.name]
+        self._filters.remove(consumer.cursor.filters)
         self._claimed.release(consumer.name, _claims(consumer.config))
         services.router.discard(f"{NEXT_PREFIX}{stream.name}.{consumer.name}", consumer.delivery)
         services.ack_router.consumers.pop((stream.name, consumer.name), None)
@@ -232,7 +235,11 @@ class Consumers:
     def _configure(self, consumer: Consumer, config: ConsumerConfig, now: int) -> None:
         self._claimed.release(consumer.name, _claims(consumer.config))
         self._claim(consumer.name, config)
-        consumer.change(config, now)
+        self._filters.remove(consumer.cursor.filters)
+        try:
+            consumer.change(config, now)
+        finally:
+            self._filters.add(consumer.cursor.filters)
 
     # After a start, and after a group was lost.
 
@@ -285,13 +292,10 @@ class Consumers:
         self.retention.committed(news)
         count = 0 if news.recount or news.removed else len(news.added)
         first = news.added[0][0] if count else 0
-        added: Mapping[str, int] | None = None
+        followed = CommitNews(news, self._filters)
         for consumer in list(self.items.values()):
-            if count and consumer.added(first, count):
-                continue
-            if added is None and consumer.cursor.filters.patterns:
-                added = Counter([subject for _, subject in news.added])
-            consumer.committed(news, added if added is not None else {})
+            if not (count and consumer.added(first, count)):
+                consumer.committed(followed)
 
     def resume(self) -> None:
         """A mirror's copy became worth more without a new message: consumers that wait for that look again."""

@@ -11,15 +11,18 @@ from collections.abc import Iterable, Mapping
 
 from slipstream.api import Retention, StreamConfig
 from slipstream.errors import CorruptRecordError
+from slipstream.server.engine.consumers.commit_news import FilterIndex
 from slipstream.server.engine.consumers.cursor import Cursor
 from slipstream.server.engine.consumers.deliver_policy import exists
 from slipstream.server.engine.consumers.parent import ParentStream
 from slipstream.server.engine.consumers.persistence import LazyCommit
-from slipstream.server.engine.jobs import Progress
+from slipstream.server.engine.jobs import SLICE_UNITS, Progress
 from slipstream.server.engine.ports import Changes
 from slipstream.server.engine.services import Services
 
-PIECE = 1024
+PIECE = 256
+CURSORS_PER_UNIT = 16  # of work (`engine.jobs`): consumers that are asked whether they need a message
+TAKERS_PER_UNIT = 8  # mirrors and sources
 
 
 class InterestRetention:
@@ -27,13 +30,20 @@ class InterestRetention:
     deferred state in the journal."""
 
     def __init__(
-        self, services: Services, stream: ParentStream, commit: LazyCommit, cursors: Mapping[str, Cursor]
+        self,
+        services: Services,
+        stream: ParentStream,
+        commit: LazyCommit,
+        cursors: Mapping[str, Cursor],
+        filters: FilterIndex,
     ) -> None:
-        """`cursors` are those of the stream's consumers, by name; the registry keeps them up to date."""
+        """`cursors` are those of the stream's consumers, by name, and `filters` those of all of them; the registry
+        keeps both up to date."""
         self._services = services
         self._stream = stream
         self._commit = commit
         self._cursors = cursors
+        self._filters = filters
         self._known: StreamConfig | None = None  # the configuration that `_is_limits` is of
         self._is_limits = False
         self._leaving: dict[int, None] = {}  # settled messages whose removal is not durable yet
@@ -68,11 +78,26 @@ class InterestRetention:
             record = self._stream.log.get(seq)
         except CorruptRecordError:  # for whom it is cannot be read
             return True
-        return record is not None and any(cursor.needs(seq, record.subject) for cursor in self._cursors.values())
+        if record is None:
+            return False
+        is_needed, looked = self._ask(seq, record.subject)
+        self._services.jobs.load.units += looked // CURSORS_PER_UNIT
+        return is_needed
+
+    def _ask(self, seq: int, subject: str) -> tuple[bool, int]:
+        """Whether a consumer needs a message, and how many were asked."""
+        if not self._filters.covers(subject):
+            return False, 1
+        looked = 0
+        for cursor in self._cursors.values():
+            looked += 1
+            if cursor.needs(seq, subject):
+                return True, looked
+        return False, looked
 
     def offered(self, seq: int, subject: str) -> None:
         """A new message, with retention by interest: where no consumer covers it, it counts and is not kept."""
-        if not any(cursor.filters.covers(subject) for cursor in self._cursors.values()) and not self._taken(subject):
+        if not self._filters.covers(subject) and not self._taken(subject):
             self._stream.log.remove(seq)
 
     def sweep(self) -> None:
@@ -87,23 +112,26 @@ class InterestRetention:
 
     # Mirrors and sources of other streams are an interest too.
 
-    def release(self, seq: int, subject: str) -> None:
+    def release(self, seq: int, subject: str) -> int:
         """Remove a message, unless a consumer needs it, or it is kept for a mirror or source alone. If it is kept for
-        both, and the consumers need it no more, it is removed as soon as the others have it."""
-        cursors = self._cursors.values()
-        if any(cursor.needs(seq, subject) for cursor in cursors):
-            return
+        both, and the consumers need it no more, it is removed as soon as the others have it. Returns how many consumers
+        were asked."""
+        is_needed, looked = self._ask(seq, subject)
+        if is_needed:
+            return looked
         takers = [taker for taker in self._stream.downstream if taker.covers(subject)]
         if takers:
             is_committed = seq <= self._stream.log.committed.last_seq  # before, no other stream gets it
-            if not is_committed or not any(cursor.filters.covers(subject) for cursor in cursors):
-                return
+            if not is_committed or not self._filters.covers(subject):
+                return looked
             if any(taker.lacks(seq) for taker in takers):
                 self._owed[seq] = None
-                return
+                return looked
         self._stream.log.remove(seq)
+        return looked
 
     def _taken(self, subject: str) -> bool:
+        self._services.jobs.load.units += len(self._stream.downstream) // TAKERS_PER_UNIT
         return any(taker.covers(subject) for taker in self._stream.downstream)
 
     def _lacked(self, seq: int) -> bool:
@@ -178,7 +206,13 @@ class Sweep:
         if not records:  # the rest, if there is any, is not committed yet
             seqs = range(max(self._seq, log.committed.last_seq + 1), self._last + 1)
             records = [record for seq in seqs if (record := log.peek(seq)) is not None]
+        units = asked = 0
         for record in records:
-            self._retention.release(record.seq, record.subject)
-        self._seq = records[-1].seq + 1 if records else self._last + 1
-        return Progress.MORE, len(records)
+            asked += self._retention.release(record.seq, record.subject)
+            units += 1
+            self._seq = record.seq + 1
+            if units + asked // CURSORS_PER_UNIT > SLICE_UNITS:
+                return Progress.MORE, units + asked // CURSORS_PER_UNIT
+        if not records:
+            self._seq = self._last + 1
+        return Progress.MORE, units + asked // CURSORS_PER_UNIT
