@@ -343,12 +343,13 @@ async def test_a_program_that_kept_the_loop_to_itself_waits_for_no_pause_between
 ) -> None:
     """Reads that are answered from memory let no other task run: here until the last check is too old."""
     from slipstream.kv._async import cached_storage
+    from slipstream.kv._async.runtime import clock
 
     async with connect(any_server) as nc:
         kv = await nc.jetstream().create_key_value(fresh)
         await kv.put("k", b"1")
         async with cached(kv, recheck_after=2 * LATE) as cache:
-            now = cached_storage.clock() + 3 * LATE.total_seconds()
+            now = clock() + 3 * LATE.total_seconds()
             monkeypatch.setattr(cached_storage, "clock", lambda: now)
             assert not await is_hit(cache, "k")
             assert cache.stats.reasons == {Miss.UNCHECKED: 1}
