@@ -79,11 +79,16 @@ async def test_a_file_that_is_mostly_free_is_compacted_by_itself(
     monkeypatch.setattr(compacting, "SMALLEST", 100_000)
     async with Server(data_dir=tmp_path) as server, await connect(server.url) as client:
         await filled(client.jetstream())
+        # It may have been compacted before the purge, too: a file of these tests is soon half free.
         async with asyncio.timeout(60):
-            while not any("Compacted the file of streams" in each for each in caplog.messages):
+            while not any("Compacted the file of streams" in each for each in caplog.messages) or is_due(server):
                 await asyncio.sleep(0.01)
-        size, used = server._stores[1].file_usage
-        assert used > size / 2
+
+
+def is_due(server: Server) -> bool:
+    """Whether purged messages are still to be removed, or half of the file is free."""
+    size, used = server._stores[1].file_usage
+    return server._stores[1].backlog or used <= size / 2
 
 
 async def test_a_server_that_stops_drops_the_copy(tmp_path: Path) -> None:
