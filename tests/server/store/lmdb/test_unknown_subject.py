@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from slipstream.server.engine.ports import StreamLog
 from slipstream.server.store.lmdb.log import LmdbLog
-from slipstream.server.store.lmdb.records import MESSAGE_KEY, CorruptMessageError
+from slipstream.server.store.lmdb.records import MESSAGE_KEY, STAMP, CorruptMessageError, seal
 from slipstream.server.store.lmdb.store import LmdbStore
 from tests.server.store.lmdb.test_lmdb import TINY, carry, drain, fill, filled, tables
 from tests.server.store.test_walks import finish
@@ -218,4 +219,58 @@ def test_a_damaged_row_of_a_long_subject_is_counted_again(tmp_path: Path) -> Non
     assert dict(finish(snapshot.subjects(">"))) == wanted
     assert log.multi_last(["l.*"]) == finish(snapshot.multi_last(["l.*"])) == [3, 6, 9, 12, 15, 18, 21, 22, 24]
     snapshot.close()
+    store.close()
+
+
+def brought_back(path: Path, removed: list[int], back: list[int]) -> LmdbStore:
+    """The store without messages that were removed, and with some of them, as an older page would have it."""
+    store = LmdbStore(path, tuning=TINY)
+    log = store.log("S")
+    values = {seq: store._env.read.get(MESSAGE_KEY.pack(1, seq)) for seq in back}
+    for seq in removed:
+        log.remove(seq)
+    drain(store)
+    store.close()
+    env = lmdb.open(str(path), max_dbs=8)
+    with env.begin(write=True, db=env.open_db(b"messages")) as txn:
+        for seq, value in values.items():
+            assert value is not None
+            txn.put(MESSAGE_KEY.pack(1, seq), value)
+        control = env.open_db(b"control", txn)
+        _, *sums = STAMP.unpack((txn.get(b"z", db=control) or b"")[:-4])
+        txn.put(b"z", seal(b"z", STAMP.pack(txn.id(), *sums)), db=control)
+    env.close()
+    return LmdbStore(path, tuning=TINY)
+
+
+REMOVED = [seq for seq in range(1, 30) if seq % 3 == 1 and seq != 25]  # all of `s.0` but one
+
+
+def test_a_message_that_an_older_page_brought_back_is_removed_without_being_counted(path: Path) -> None:
+    """Its subject's messages that count are others: they must be found as before, and the statistics be right."""
+    store = brought_back(path, REMOVED, [22, 28])
+    log = store.log("S")
+    state = log.committed
+    for seq in (22, 28):
+        with pytest.raises(CorruptMessageError, match="missing or removed"):
+            log.get(seq)
+        assert log.remove(seq)
+        carry(store)
+        assert log.get(seq) is None
+    assert log.committed == state
+    assert dict(log.subjects("s.0")) == {"s.0": 1}
+    assert as_of(log, "s.0", 28) == [25]
+    assert [record.seq for record in log.scan("", 18, limit=99)] == [18, 20, 21, 23, 24, 25, 26, 27, 29, 30]
+    assert not store.losses()
+    store.close()
+
+
+def test_purging_messages_that_an_older_page_brought_back_hides_no_other_one(path: Path) -> None:
+    """They are swept without being read before: whether they count is not known then."""
+    store = brought_back(path, REMOVED, REMOVED[1:])
+    log = store.log("S")
+    log.purge(below=25)
+    drain(store)
+    assert dict(log.subjects("s.0")) == {"s.0": 1}
+    assert as_of(log, "s.0", 27) == [25]
     store.close()

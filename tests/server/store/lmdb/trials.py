@@ -296,6 +296,8 @@ def read_everything(folder: Path, truth: Truth, seed: int = 0) -> tuple[str, str
                 said.update(f"{name} {what}" for what in read_jumbled(log, messages, random.Random(seed)))
             said.update(f"{name} {what}" for what in read_log(log, messages))
             said.update(f"{name} {what}" for what in read_jumbled(log, messages, random.Random(seed)))
+            counted = read_counts(log, messages, random.Random(seed), is_said=bool(said))
+            said.update(f"{name} {what}" for what in counted)
             account, _, stream = name.rpartition("/")
             said.update(f"{name} {what}" for what in consume(clients[account], stream, messages))
         if set(names) - set(truth):
@@ -306,6 +308,9 @@ def read_everything(folder: Path, truth: Truth, seed: int = 0) -> tuple[str, str
         written = still_takes_messages(clients)
         if written:
             said.add(written)
+        else:
+            for name in set(names) & set(truth):
+                said.update(f"{name} {what}" for what in read_without_damaged(store, name, truth[name]))
         store.close()
     except Finding as exc:
         verdict, _, detail = str(exc).partition(": ")
@@ -415,6 +420,78 @@ def read_jumbled(log: StreamLog, truth: dict[int, tuple[str, bytes]], rng: rando
                 f"{verdict}: {('', 'last of', 'last before', 'scan of', 'scan from')[kind]} {subject} {at}:"
                 f" {found}, not {wanted}"
             )
+
+
+def read_counts(
+    log: StreamLog, truth: dict[int, tuple[str, bytes]], rng: random.Random, *, is_said: bool
+) -> Iterator[str]:
+    """Counts of what is left from a sequence on: none is lower than the truth, or a reader ends before it. They may be
+    higher if there is damage, which is said."""
+    subjects, last = sorted({subject for subject, _ in truth.values()}), max(truth, default=0)
+    for _ in range(60):
+        pattern = rng.choice(("", "log.1*", "*.*", "$KV.>", "job.*", *rng.sample(subjects, min(3, len(subjects)))))
+        at = rng.randint(1, last)
+        wanted = sum(1 for seq, (subject, _) in truth.items() if seq >= at and _matches(pattern or ">", subject))
+        snapshot = log.snapshot()
+        try:
+            walk = snapshot.count((pattern,), at)
+            counts = [log.count(pattern, at)]
+            try:
+                while True:
+                    next(walk)
+            except StopIteration as end:
+                counts.append(end.value)
+        except CorruptRecordError as exc:
+            yield f"count of {pattern} from {at}: {exc}"
+            continue
+        finally:
+            snapshot.close()
+        if min(counts) < wanted:
+            raise Finding(f"SILENT: count of {pattern} from {at}: {counts}, not {wanted}")
+        if max(counts) > wanted:
+            if not is_said:
+                raise Finding(f"WRONG: count of {pattern} from {at}: {counts}, not {wanted}")
+            yield f"count of {pattern} from {at}"
+
+
+def read_without_damaged(store: LmdbStore, name: str, truth: dict[int, tuple[str, bytes]]) -> Iterator[str]:
+    """What is left, and nothing else, is found when all that cannot be read is removed."""
+    log, left = store.log(name), dict(truth)
+    for seq in range(1, log.committed.last_seq + 1):
+        try:
+            if log.get(seq) is None:
+                left.pop(seq, None)  # by a limit, since
+        except CorruptRecordError:
+            left.pop(seq, None)
+            log.remove(seq)
+    if name == "WQ":
+        return  # some were acknowledged meanwhile
+    try:
+        group = store.seal()
+        store.begin(group)
+        while not store.write_some(group):
+            pass
+        store.commit(group)
+        store.finish(group)
+    except StoreError as exc:
+        yield f"removal failed: {exc}"
+        return
+    newest = {subject: seq for seq, (subject, _) in sorted(left.items())}
+    for subject, seq in newest.items():
+        for up_to in (0, seq):
+            try:
+                found = log.multi_last([subject], up_to=up_to) or [0]
+                record = log.get(found[0])
+            except CorruptRecordError as exc:
+                yield f"last of {subject} without what was damaged: {exc}"
+                continue
+            if record is None or record.seq < seq:
+                raise Finding(f"SILENT: last of {subject} is {seq}, got {found[0]} when others are removed")
+    for seq in left:
+        try:
+            _compare(seq, log.get(seq), left, "get without what was damaged")
+        except CorruptRecordError:
+            yield f"{seq} is still damaged"
 
 
 def _compare(seq: int, record: Any, truth: dict[int, tuple[str, bytes]], how: str) -> None:

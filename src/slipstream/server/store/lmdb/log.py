@@ -408,13 +408,19 @@ class LmdbLog(LogReader):
             self._fetch_rows(delta, [subject])
         return delta.rows[subject]
 
-    def _take_from_row(self, delta: Delta, subject: str) -> None:
+    def _take_from_row(self, delta: Delta, subject: str, seq: int) -> None:
         """Count a message less."""
         count, first, last = self._own_row(delta, subject)
-        if count:  # 0 only if it is damaged and its subject is unknown
-            delta.rows[subject] = (count - 1, first, last)
-            if count == 1:
-                self._subjects -= 1
+        if not count:  # it is damaged and its subject is unknown
+            return
+        if count == 1:
+            # An older page may have brought it back: then the one that counts must not be lost to all lookups.
+            if seq != last and self._writer().has(last, is_checked=False):
+                return
+            self._subjects -= 1
+        elif count == 2 and seq == first and self._writer().has(last, is_checked=False):
+            first = last  # the one that is left: known if its block is damaged (`proof.is_certain`)
+        delta.rows[subject] = (count - 1, first, last)
 
     def _own_segment(self, delta: Delta, number: int) -> Segment:
         self._count(delta)
@@ -442,6 +448,10 @@ class LmdbLog(LogReader):
     def _take(self, seq: int, value: bytes) -> None:
         """Remove a message, from the statistics too."""
         delta = self.touch()
+        if seq // self._block in self._base.lost and self._is_surplus(seq, value):
+            delta.deletes[_key(self._sid, seq)] = ""
+            self._settle_block(self._writer(), seq // self._block)
+            return
         stored = self._unlink(delta, seq, value)
         if self._changes is not None:
             self._changes.removed.append((seq, stored.subject))
@@ -455,6 +465,15 @@ class LmdbLog(LogReader):
         if not stored.sound:
             self._settle_block(self._writer(), seq // self._block)
 
+    def _is_surplus(self, seq: int, value: bytes) -> bool:
+        """Whether a message was removed before, and an older page has brought it back: its subject has as many messages
+        without it. It does not count."""
+        key, view = _key(self._sid, seq), self._writer()
+        if view.base is not self._base or any(key in delta.messages for delta in view.deltas):
+            return False
+        stored = inspect(key, value)
+        return stored.sound and not view.lacks(stored.subject, seq)
+
     def _unlink(self, delta: Delta, seq: int, value: bytes) -> Stored:
         """Remove a message, and take it out of its subject's row."""
         stored = self._inspect(delta, seq, value)
@@ -462,7 +481,7 @@ class LmdbLog(LogReader):
         return stored
 
     def _delete(self, delta: Delta, seq: int, subject: str) -> None:
-        self._take_from_row(delta, subject)
+        self._take_from_row(delta, subject, seq)
         key = _key(self._sid, seq)
         if key in delta.messages:  # added by the same group: it never reaches the disk
             del delta.messages[key]
@@ -538,8 +557,10 @@ class LmdbLog(LogReader):
     def _found_in(self, view: View, block: int, low: int = 0) -> int:
         """What the messages of a block (from `low` on) add up to, as the writer sees them."""
         start = block * self._block
-        items = view.items(max(start, low, self._first_seq), min(start + self._block, self._last_seq + 1))
-        return sum(share(seq, value) for seq, value in items)
+        low, high = max(start, low, self._first_seq), min(start + self._block, self._last_seq + 1)
+        if self._env.strays:  # a scan passes over messages whose pages have keys of others
+            return sum([share(seq, value) for seq in range(low, high) if (value := view.value(seq)) is not None])
+        return sum(share(seq, value) for seq, value in view.items(low, high))
 
     def _first_lost(self, view: View, low: int, high: int) -> int:
         """The first sequence from `low` on, where nothing is found before `high`, that may be one of a lost message; 0
@@ -561,7 +582,7 @@ class LmdbLog(LogReader):
             return False
         delta = self.touch()
         stored = self._identify(Stored(0, "", 0, False), seq)
-        self._take_from_row(delta, stored.subject)
+        self._take_from_row(delta, stored.subject, seq)
         delta.deletes[key] = stored.subject
         self._drop_lost(view, block, 1)
         if self._changes is not None:

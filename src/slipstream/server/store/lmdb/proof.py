@@ -213,7 +213,8 @@ def check_found(env: Environment, base: Base, seq: int, value: bytes) -> None:
 
 def is_certain(env: Environment, base: Base, block: int, seq: int, value: bytes) -> bool:
     """Whether a message of a block that does not add up is alive: all of the block are, or it is the only one of its
-    subject that is."""
+    subject that is. A bound of a row may be of a message that was removed: which one is left is known if both are the
+    same."""
     if is_full(base, block):
         return block not in base.foreign
     subject = subject_of(value)
@@ -223,7 +224,7 @@ def is_certain(env: Environment, base: Base, block: int, seq: int, value: bytes)
         stored = env.read.get(key, db=env.subjects)
         known = unpack_row(key, stored) if stored is not None else None
         row = known[1] if known is not None and known[0] == subject else None
-    return row is not None and row[0] == 1 and row[2] == seq
+    return row == (1, seq, seq)
 
 
 def check_absent(env: Environment, base: Base, seq: int) -> None:
@@ -268,13 +269,21 @@ def check_gap(env: Environment, base: Base, low: int, high: int) -> None:
 def _check_passed(env: Environment, base: Base, low: int, high: int) -> None:
     """A scan passed over the sequences from `low` to before `high`, in a file where some pages have keys of others.
     Raises if there are messages, which are found by their keys."""
-    for block in blocks_with(base, low, high - 1):
+    for seq in looked_up(env, base, low, high):
+        env.report(base.name, seq)
+        raise CorruptMessageError(base.name, seq, DISORDER)
+
+
+def looked_up(env: Environment, base: Base, low: int, high: int, *, down: bool = False) -> Iterator[int]:
+    """The sequences from `low` to before `high` that are found by their keys, in order."""
+    blocks = blocks_with(base, low, high - 1)
+    for block in sorted(blocks, reverse=True) if down else blocks:
         if base.sum_of(block):
             begin, end = bounds(base, block)
-            for seq in range(max(low, begin), min(high, end)):
+            seqs = range(max(low, begin), min(high, end))
+            for seq in reversed(seqs) if down else seqs:
                 if env.read.get(_key(base.sid, seq)) is not None:
-                    env.report(base.name, seq)
-                    raise CorruptMessageError(base.name, seq, DISORDER)
+                    yield seq
 
 
 def blocks_with(base: Base, low: int, high: int) -> Iterable[int]:

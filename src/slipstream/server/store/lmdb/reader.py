@@ -23,6 +23,7 @@ from slipstream.server.store.lmdb.proof import (
     check_found,
     check_gap,
     check_poison,
+    looked_up,
     without_strays,
 )
 from slipstream.server.store.lmdb.records import (
@@ -138,13 +139,13 @@ class LogReader:
     def last_recent(self, pattern: str) -> int | None:
         """The same, if it is among the newest messages or they are all; None: it is not known."""
         view, base, fits = self._reader(), self._base, matcher(pattern)
-        seq = view.prev_from(base.state.last_seq)
+        if self._env.strays:
+            return None
+        seq = view.prev_from(base.state.last_seq)  # the cursor is there, then
         if seq < base.state.first_seq:
             return 0
         before = base.state.last_seq + 1
         for key, value in islice(view.cursor.iterprev(), 2 * self._tuning.probe):
-            if self._env.strays and key in self._env.strays:
-                return None
             sid, at = _numbers(key)
             if sid != base.sid or at < base.state.first_seq:
                 check_gap(self._env, base, base.state.first_seq, before)
@@ -515,14 +516,15 @@ class LogReader:
         if number in base.segments:
             at = block - number * base.per_segment
             total += sum(each // COUNTED for each in base.segments[number].sums[at:])
-            end, view = _key(base.sid, seq), self._reader()
-            cursor = view.fresh_cursor
-            if cursor.set_range(_key(base.sid, max(block * base.block, base.state.first_seq))):
+            low, end = max(block * base.block, base.state.first_seq), _key(base.sid, seq)
+            if self._env.strays:
+                return total - sum([1 for _ in looked_up(self._env, base, low, seq)])
+            cursor = self._reader().fresh_cursor
+            if cursor.set_range(_key(base.sid, low)):
                 for key in cursor.iternext(values=False):
                     if key >= end:
                         break
-                    if not view.is_stray(key):
-                        total -= 1
+                    total -= 1
         return total
 
     def _count_matches(self, pattern: str, seq: int) -> int:

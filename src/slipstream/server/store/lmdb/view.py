@@ -20,6 +20,7 @@ from slipstream.server.store.lmdb.proof import (
     check_index,
     check_poison,
     is_found,
+    looked_up,
     settle,
     uncertain,
 )
@@ -245,14 +246,18 @@ class View:
     def next_from(self, seq: int) -> int:
         """The lowest sequence from `seq` on that has a message; 0 if there is none."""
         base = self.base
-        if seq <= base.state.last_seq:
+        if self.env.strays:  # a scan passes over messages whose pages have keys of others
+            for at in looked_up(self.env, base, max(seq, base.state.first_seq), base.state.last_seq + 1):
+                if not self._deleted(_key(base.sid, at)):
+                    return at
+        elif seq <= base.state.last_seq:
             cursor, target = self.fresh_cursor, _key(base.sid, seq)
             found = cursor.set_range(target)
             while found:
                 key = cursor.key()
                 if key[:4] != self._prefix:
                     break
-                if key >= target and not self._deleted(key) and not self.is_stray(key):  # keys may be out of order
+                if not self._deleted(key):
                     return int.from_bytes(key[4:], "big")
                 found = cursor.next()
         for delta in self.deltas:
@@ -270,6 +275,12 @@ class View:
                 key = _key(base.sid, at)
                 if key in delta.messages and not self._deleted(key):
                     return at
+        if self.env.strays:
+            high = min(seq, base.state.last_seq) + 1
+            for at in looked_up(self.env, base, base.state.first_seq, high, down=True):
+                if not self._deleted(_key(base.sid, at)):
+                    return at
+            return 0
         cursor, target = self.fresh_cursor, _key(base.sid, min(seq, base.state.last_seq))
         found = cursor.set_range(target)
         if not found:
@@ -280,7 +291,7 @@ class View:
             key = cursor.key()
             if key[:4] != self._prefix:
                 break
-            if key <= target and not self._deleted(key) and not self.is_stray(key):
+            if not self._deleted(key):
                 return int.from_bytes(key[4:], "big")
             found = cursor.prev()
         return 0
