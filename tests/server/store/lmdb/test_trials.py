@@ -37,6 +37,8 @@ def test_random_damage_is_reported_and_never_served(tmp_path: Path) -> None:
         ("bits", 1400046),  # a damaged message with another length of its subject, in a segment without an index
         ("bits", 1400019),  # an index entry with another size, which LMDB could not delete
         ("bits", 91133),  # keys out of order, between which the search for a time did not end
+        ("lost", 101065),  # keys of other pages: removals hid the last message of a subject,
+        ("lost", 101076),  # and messages that a read had found before
     ],
 )
 def test_damage_that_was_not_reported_once_is_reported(tmp_path: Path, kind: str, seed: int) -> None:

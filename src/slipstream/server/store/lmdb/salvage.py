@@ -452,7 +452,7 @@ class Survey:
             certain = 0
             for seq, subject in block.maybe:
                 row = rows.get(subject) or stored.get(subject) or (0, 0, 0)
-                if row[0] == 1 and row[2] == seq:
+                if row == (1, seq, seq):
                     certain += 1
                     if not is_proved:
                         is_proved = True  # said once
