@@ -37,6 +37,7 @@ def test_random_damage_is_reported_and_never_served(tmp_path: Path) -> None:
         ("bits", 1400046),  # a damaged message with another length of its subject, in a segment without an index
         ("bits", 1400019),  # an index entry with another size, which LMDB could not delete
         ("bits", 91133),  # keys out of order, between which the search for a time did not end
+        ("bits", 120210),  # the same key twice in a page of the index: its messages counted twice
         ("lost", 101065),  # keys of other pages: removals hid the last message of a subject,
         ("lost", 101076),  # and messages that a read had found before
     ],

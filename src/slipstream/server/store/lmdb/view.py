@@ -472,6 +472,8 @@ class View:
                     return
                 if len(key) <= LONG + 12 and not fits(key[12:].decode(errors="replace")):
                     continue
+                if self.env.found and self.env.read.get(key, db=self.env.index) != value:
+                    continue  # in a page where it does not belong: not among what adds up to the sum
                 known = unpack_entry(key, value)
                 if known is None:
                     yield from self._read_again(number, key[12:], fits)
@@ -507,6 +509,8 @@ class View:
                     yield None
                 if len(key) <= LONG + 12 and not fits(key[12:].decode(errors="replace")):
                     continue
+                if self.env.found and self.env.read.get(key, db=self.env.index) != value:
+                    continue  # in a page where it does not belong: not among what adds up to the sum
                 known = unpack_entry(key, value)
                 if known is None:
                     yield from self._read_again(number, key[12:], fits)
