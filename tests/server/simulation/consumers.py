@@ -169,7 +169,7 @@ class ConsumerLoad:
         if config["ack_policy"] == "none":
             del config["ack_wait"], config["max_ack_pending"]
         else:
-            if pick.chance(25):
+            if pick.chance(40):
                 config["max_deliver"] = 2 + pick.below(2)
             if pick.chance(15) and "max_deliver" in config:
                 config["backoff"] = [SECOND, 2 * SECOND]

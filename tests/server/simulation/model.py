@@ -56,7 +56,9 @@ def headers_of(header: bytes) -> dict[str, str]:
 class ModelStream:
     """One stream."""
 
-    def __init__(self, config: dict[str, Any], born: int, now: int) -> None:
+    def __init__(self, config: dict[str, Any], born: int, now: int, *, is_hidden: bool = False) -> None:
+        """`is_hidden`: it is being restored."""
+        self.is_hidden = is_hidden
         self.config = config
         self.born = born  # which creation of that name it is
         self.messages: dict[int, Entry] = {}
@@ -82,6 +84,21 @@ class ModelStream:
         other.__dict__.update(self.__dict__)
         other.messages, other.counts, other.ids = dict(self.messages), dict(self.counts), dict(self.ids)
         other.consumers, other.sourced, other.due = dict(self.consumers), dict(self.sourced), dict(self.due)
+        return other
+
+    def revealed(self, config: dict[str, Any], born: int, now: int, *, trims: bool = True) -> ModelStream:
+        """The stream that a restore has made, opened with its configuration."""
+        other = self.copy()
+        other.is_hidden, other.born = False, born
+        other.config = config
+        other.restarted(now)
+        other.now, other.plans = now, {}
+        if other.allow_msg_schedules:
+            for entry in other.messages.values():
+                if "Nats-Schedule" in (wanted := headers_of(entry.header)) and other.of(entry.subject)[0] == entry.seq:
+                    other._schedule(entry, wanted, after=entry.time)
+        if trims:
+            other.update(config)
         return other
 
     def __getattr__(self, name: str) -> Any:
@@ -221,8 +238,8 @@ class ModelStream:
         if self.retention == "interest" and entry.seq in self.messages and not self.is_wanted(entry.subject):
             self.drop(entry.seq)
 
-    def _schedule(self, entry: Entry, wanted: dict[str, str]) -> None:
-        """Note when a schedule is due, and that one was served."""
+    def _schedule(self, entry: Entry, wanted: dict[str, str], *, after: int = 0) -> None:
+        """Note when a schedule is due, and that one was served. `after`: when one that is restored was stored."""
         pattern, scheduler = wanted.get("Nats-Schedule", ""), wanted.get("Nats-Scheduler", "")
         if pattern:
             self.plans[entry.seq] = entry
@@ -230,7 +247,10 @@ class ModelStream:
             self.due[entry.subject] = (entry.seq, parse_time(pattern[4:]))
         elif pattern:
             interval = int(pattern.removeprefix("@every ").removesuffix("s")) * SECOND
-            self.due[entry.subject] = (entry.seq, (self.now + SECOND // 2) // SECOND * SECOND + interval)
+            when = (after + SECOND // 2) // SECOND * SECOND + interval
+            if when < self.now:
+                when = (self.now + SECOND // 2) // SECOND * SECOND + interval
+            self.due[entry.subject] = (entry.seq, when)
         elif not scheduler:
             self.due.pop(entry.subject, None)
         elif wanted["Nats-Schedule-Next"] == "purge":
@@ -401,8 +421,18 @@ def _total(payload: bytes) -> int:
 State = dict[str, ModelStream]
 
 
+def hidden_key(name: str) -> str:
+    """The key in a state of the stream that a restore fills."""
+    return f"{name} (restore)"
+
+
 def copied(state: State) -> State:
     return {name: stream.copy() for name, stream in state.items()}
+
+
+def opened(state: State) -> State:
+    """A copy without the streams of restores, which do not outlive the server or a lost group: it deletes them."""
+    return {name: stream.copy() for name, stream in state.items() if not stream.is_hidden}
 
 
 class GroupStates:
@@ -425,13 +455,18 @@ class GroupStates:
         self.synced, self.synced_index = self.sealed, self.sealed_index
 
     def finish(self, event: int) -> None:
-        self.visible, self.visible_index = self.sealed, self.sealed_index
-        self.shown.append((event, self.visible))
+        self.visible_index = self.sealed_index
+        self.show(event, self.sealed)
+
+    def show(self, event: int, state: State) -> None:
+        """Readers see another state."""
+        self.visible = state
+        self.shown.append((event, state))
 
     def revert(self, now: int) -> None:
         """Everything that is not durable is gone. A stream whose deletion is lost is opened again."""
         kept = {name: stream.born for name, stream in self.writer.items()}
-        self.writer = copied(self.synced)
+        self.writer = opened(self.synced)
         self.sealed, self.sealed_index = self.synced, self.synced_index
         self.reopened.clear()
         for name, stream in self.writer.items():
@@ -444,11 +479,10 @@ class GroupStates:
 
     def restart(self, state: State, now: int) -> None:
         """The server started with this state."""
-        self.synced = state
-        self.writer = copied(state)
+        self.writer = opened(state)
         for stream in self.writer.values():
             stream.restarted(now)
-        self.synced = copied(self.writer)
+        self.synced = state | copied(self.writer)
         self.sealed = self.visible = self.synced
         self.sealed_index += 1
         self.synced_index = self.visible_index = self.sealed_index

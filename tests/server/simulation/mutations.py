@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import lmdb
+import msgspec
 import pytest
 
 from slipstream.server.engine import journal as journals
+from slipstream.server.engine.account import Account
 from slipstream.server.engine.consumers.persistence import StateWriter
 from slipstream.server.engine.consumers.push import PushDelivery
 from slipstream.server.engine.engine import Engine
@@ -21,12 +23,14 @@ from slipstream.server.engine.reads.frozen_log import FrozenLog
 from slipstream.server.engine.replication.ingest import Ingest
 from slipstream.server.engine.replication.mirror import Mirror
 from slipstream.server.engine.replication.source import SourceIngest
+from slipstream.server.engine.snapshots.reader import SnapshotReader
 from slipstream.server.engine.snapshots.writer import SnapshotWriter
 from slipstream.server.engine.streams import schedules
 from slipstream.server.engine.streams.dedupe import DuplicateWindow
 from slipstream.server.engine.streams.expiry import Expiry
 from slipstream.server.engine.streams.fast_batches import FastBatches
 from slipstream.server.engine.streams.schedules import Schedules
+from slipstream.server.engine.streams.stored_stream import StoredStream
 from slipstream.server.engine.streams.stream import Stream
 from slipstream.server.store.lmdb import env, records
 from slipstream.server.store.lmdb import store as stores
@@ -323,6 +327,42 @@ def snapshot_lacks_a_message(patch: Patch) -> None:
     patch.setattr(SnapshotWriter, "_entries", entries)
 
 
+def restored_message_is_lost(patch: Patch) -> None:
+    original = SnapshotReader._append
+
+    def append(self: SnapshotReader, entry: Any, now: int) -> None:
+        if entry.seq != 2:
+            original(self, entry, now)
+
+    patch.setattr(SnapshotReader, "_append", append)
+
+
+def restore_ends_early(patch: Patch) -> None:
+    original = SnapshotReader._finish
+
+    def finish(self: SnapshotReader, reply: str, now: int) -> None:
+        original(self, reply, now)
+        assert self._journal is not None
+        self._journal.after.pop()
+        self._complete_at(now)
+
+    patch.setattr(SnapshotReader, "_finish", finish)
+
+
+def partial_restore_stays(patch: Patch) -> None:
+    """After a restart the stream is there with what it has."""
+    original = Account.load
+
+    def load(self: Account, journal: Any, now: int) -> None:
+        for key, data in list(journal.store.streams()):
+            entry = msgspec.json.decode(data, type=StoredStream)
+            if entry.restoring and entry.config["name"] not in self.restores:
+                journal.store.configure(key, data.replace(b'"restoring":true', b'"restoring":false'))
+        original(self, journal, now)
+
+    patch.setattr(Account, "load", load)
+
+
 RESTART = "state after restart"
 MUTATIONS = (
     Mutation("an ack is sent before its sync", "no ack before its sync", ack_before_sync),
@@ -371,5 +411,8 @@ MUTATIONS = (
     Mutation("fast batches acknowledge at once", "no ack before its sync", fast_batches_acknowledge_at_once),
     Mutation("parts of fast batches are stored twice", "exact state", parts_of_fast_batches_repeat),
     Mutation("a snapshot lacks a message", "a snapshot is a state", snapshot_lacks_a_message),
+    Mutation("a restored message is lost", "acknowledged is kept", restored_message_is_lost),
+    Mutation("a restore ends before it is durable", ("no ack before its sync", "exact state"), restore_ends_early),
+    Mutation("a partial restore stays after a restart", "exact state", partial_restore_stays),
     Mutation("an answer is forgotten", "every request is answered", an_answer_forgotten),
 )

@@ -42,7 +42,7 @@ class ScheduleLoad:
         headers = {"Nats-Schedule": pattern, "Nats-Schedule-Target": f"{name}.y.1" if number else f"{name}.y"}
         if pick.chance(40):
             headers["Nats-Schedule-Source"] = f"{name}.{pick.one_of(('x', 'z'))}"
-        if pick.chance(30):
+        if pick.chance(50):
             headers["Nats-Schedule-TTL"] = pick.one_of(("60s", "never"))
         if pick.chance(30):
             headers["Nats-Schedule-Rollup"] = "sub"

@@ -20,6 +20,7 @@ from tests.server.simulation.loop import SECOND
 from tests.server.simulation.model import Entry, ModelStream, RejectedError, State, headers_of
 from tests.server.simulation.multi_last import MultiLast
 from tests.server.simulation.replicas import ReplicaLoad
+from tests.server.simulation.restores import RestoreLoad
 from tests.server.simulation.schedules import ScheduleLoad
 from tests.server.simulation.snapshots import SnapshotLoad
 from tests.server.simulation.world import STORE_FAILED, Check, Client, Op, World, error_code
@@ -45,6 +46,7 @@ class Workload:
         self.schedules = ScheduleLoad(self)
         self.fast = FastLoad(self)
         self.snapshots = SnapshotLoad(self)
+        self.restores = RestoreLoad(self)
         self.deleted: set[tuple[str, int]] = set()  # even if the deletion was lost later
         world.after_restart.append(self.batches.clear)
         world.after_loss.append(self._drop_batches)
@@ -114,7 +116,10 @@ class Workload:
         name = choices.one_of(NAMES)
         if self.stream(name) is None:
             kind = choices.below(10)
-            self.world.request(client, self.create(name) if kind < 8 else self.publish(name))
+            if 3 <= kind < 8 and name in self.restores.saved:
+                self.world.request(client, self.restores.draw(client, name))
+            else:
+                self.world.request(client, self.create(name) if kind < 8 else self.publish(name))
             return
         if self.world.has_consumers and choices.chance(30):
             self.consumers.draw(client, name)
@@ -166,7 +171,7 @@ class Workload:
             config["allow_msg_counter"] = True
             return config
         config["allow_rollup_hdrs"] = pick.chance(50)
-        if config["discard"] == "old" and config["retention"] == "limits" and pick.chance(30):
+        if config["discard"] == "old" and config["retention"] == "limits" and pick.chance(40):
             config |= {"allow_msg_schedules": True, "allow_rollup_hdrs": True}
         config["allow_msg_ttl"] = pick.chance(40)
         config["allow_atomic"] = pick.chance(50)
@@ -203,6 +208,9 @@ class Workload:
                 op.storage = known.config["storage"]
                 if known.config == config:  # made as it is: the answer is that of the first request
                     return lambda message: _unless_error(message) or ""
+                return _errs(lambda: RejectedError())
+            if self.restores.is_running(name):
+                op.storage, op.is_absent = "", True
                 return _errs(lambda: RejectedError())
             op.is_catalog = True
             self.world.born += 1
@@ -246,6 +254,7 @@ class Workload:
                 return _errs(lambda: RejectedError(10059))
             op.is_catalog = True
             self.deleted.add((name, found.born))
+            self.restores.save(found)
             del self.world.states(found.config["storage"]).writer[name]
             return lambda message: _unless_error(message) or ""
 
@@ -264,6 +273,7 @@ class Workload:
             body["keep"] = 1 + pick.below(5)
 
         def apply(found: ModelStream) -> dict[str, Any]:
+            self.restores.save(found)
             return {"purged": found.purge(body.get("filter", ""), body.get("seq", 0), body.get("keep", 0))}
 
         return self._change(f"purge {name} {body}", f"$JS.API.STREAM.PURGE.{name}", body, name, apply)

@@ -94,6 +94,7 @@ class Op:
         self.is_absent = False  # the stream that it names does not exist: that must be durable too
         self.lost = False  # the group that it was in failed
         self.may_fail = False
+        self.failure = STORE_FAILED  # the code of the error if it does; `STORE_FAILED` is always right
         self.optional = False  # it need not be answered
         self.many = False  # more than one answer; `check` says "more" until the last
 
@@ -154,6 +155,7 @@ class World:
         self.was_lost: Callable[[Msg], None] = lambda message: None  # noqa: ARG005
         self.reasons: list[Callable[[ModelStream, Entry, int], bool]] = []  # why a message may be gone
         self.arrivals: list[Callable[[ModelStream, Entry], bool]] = []  # why a message may have come
+        self.before_reconcile: list[Callable[[], None]] = []  # what the server may have done by itself
         self.after_restart: list[Callable[[], None]] = []
         self.after_finish: list[Callable[[], None]] = []  # readers see another state
         self.after_loss: list[Callable[[str], None]] = []  # of a group; of which storage
@@ -201,9 +203,9 @@ class World:
         self.worker = VirtualWorker(self.loop, self.store)
         self.driver = Driver(self.engine, clock=self.clock, worker=self.worker, max_connections=100)
         self.is_up = True
-        self.reconcile()
         for call in self.after_restart:
             call()
+        self.reconcile()
 
     def _hooks(self, states: GroupStates, *, is_file: bool) -> Hooks:
         def committed() -> None:
@@ -379,7 +381,7 @@ class World:
         self.answered += 1
         number = op.reply.rpartition(".")[2]
         self.say(f"{client.number}<   [{number}] {message.header[8:60]!r} {message.payload[:100]!r}")
-        if op.may_fail and error_code(message) == STORE_FAILED:
+        if op.may_fail and error_code(message) in (STORE_FAILED, op.failure):
             del client.pending[op.reply]
             return
         if op.lost:
@@ -484,14 +486,16 @@ class World:
         """Compare the writer's view of every log with the model; changes that no request made need a reason."""
         if not self.is_up or not self.is_checked:
             return
+        for call in self.before_reconcile:
+            call()
         for storage, store in (("file", self.store), ("memory", self.memory_store)):
             states = self.states(storage)
-            names = {name for name, _ in store.streams()}
-            if names != states.writer.keys():
-                raise ViolationError("exact state", f"streams are {sorted(names)}, expected {sorted(states.writer)}")
+            names = sorted(name for name, _ in store.streams())
+            if names != sorted(stream.name for stream in states.writer.values()):
+                raise ViolationError("exact state", f"streams are {names}, expected {sorted(states.writer)}")
             # Copies first: a message may leave a work queue in the same turn in which it was copied.
-            for name, stream in sorted(states.writer.items(), key=lambda item: not (item[1].mirror or item[1].sources)):
-                log = store.log(name)
+            for stream in sorted(states.writer.values(), key=lambda each: not (each.mirror or each.sources)):
+                log = store.log(stream.name)
                 state = log.state
                 if (state.messages, state.bytes, state.first_seq, state.last_seq, state.subjects) != stream.state():
                     self._explain(stream, log, is_sweeping=storage == "file" and self.store.sweeping)
@@ -594,12 +598,12 @@ def error_code(message: Msg) -> int:
 
 def compare(store: SimulatedStore | SimulatedMemory, expected: State, promise: str) -> None:
     """Compare all that a store has, by all its ways to say it, with a state."""
-    names = {name for name, _ in store.streams()}
-    if names != expected.keys():
-        raise ViolationError(promise, f"streams are {sorted(names)}, expected {sorted(expected)}")
+    names = sorted(name for name, _ in store.streams())
+    if names != sorted(stream.name for stream in expected.values()):
+        raise ViolationError(promise, f"streams are {names}, expected {sorted(expected)}")
     is_sweeping = isinstance(store, SimulatedStore) and store.sweeping
-    for name, stream in expected.items():
-        compare_log(store.log(name), stream, promise, is_sweeping=is_sweeping)
+    for stream in expected.values():
+        compare_log(store.log(stream.name), stream, promise, is_sweeping=is_sweeping)
 
 
 def compare_log(log: StreamLog, stream: ModelStream, promise: str, *, is_sweeping: bool) -> None:
