@@ -215,7 +215,8 @@ class Account:
         }
         # 1. Restores do not survive: their chunks were lost with the group, or with the server.
         for restore in [each for each in self.restores.values() if self.journals[each.config.storage] is journal]:
-            restore.lost(begun=self._key(restore.config.name) in stored)
+            entry = stored.get(self._key(restore.config.name))
+            restore.lost(begun=entry is not None and entry.restoring)  # or it is a stream whose deletion was lost
         for key in [key for key, entry in stored.items() if entry.restoring]:
             del stored[key]
             if any(name == key for name, _ in journal.store.streams()):

@@ -362,3 +362,17 @@ def test_a_store_that_fails_at_the_end_ends_the_restore_with_an_answer(client: C
     assert b"the store failed" in answers["chunk1"]
     assert list(client.rig.store.streams()) == []
     assert "error" not in client.create("S")
+
+
+def test_a_restore_whose_group_is_lost_leaves_the_stream_whose_deletion_is_lost_with_it(client: Client) -> None:
+    client.create("S")
+    client.publish("s.1", b"kept")
+    (journal,) = client.rig.engine.journals
+    body = b'{"config":{"name":"S","storage":"memory"}}'
+    client.send(pub("$JS.API.STREAM.DELETE.S", b"", f"{client.inbox}deleted"), settle=False)
+    client.send(pub("$JS.API.STREAM.RESTORE.S", body, f"{client.inbox}begun"), settle=False)
+    begun = msgspec.json.decode(journal.answers[-1][3])  # clients see it later, once the deletion is durable
+    client.send(pub(begun["deliver_subject"], archive(state(), MESSAGE), f"{client.inbox}chunk"), settle=False)
+    client.rig.engine.failed(journal, OSError("full"), client.rig.now)
+    client.rig.settle()
+    assert client.direct("S", {"seq": 1})[0].payload == b"kept"
