@@ -6,7 +6,7 @@ A simulation that accepts any failure proves nothing: each fault names its promi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import lmdb
 import msgspec
@@ -17,7 +17,7 @@ from slipstream.server.engine.account import Account
 from slipstream.server.engine.consumers.persistence import StateWriter
 from slipstream.server.engine.consumers.push import PushDelivery
 from slipstream.server.engine.engine import Engine
-from slipstream.server.engine.ports import LogState
+from slipstream.server.engine.ports import LogState, StreamLog
 from slipstream.server.engine.reads.direct_get import DirectBatch, ReplicaPeer
 from slipstream.server.engine.reads.frozen_log import FrozenLog
 from slipstream.server.engine.replication.ingest import Ingest
@@ -327,6 +327,25 @@ def snapshot_lacks_a_message(patch: Patch) -> None:
     patch.setattr(SnapshotWriter, "_entries", entries)
 
 
+def snapshot_passes_over_a_message_between_slices(patch: Patch) -> None:
+    class Skipping:
+        def __init__(self, log: StreamLog) -> None:
+            self._log = log
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._log, name)
+
+        def scan(self, subject: str, seq: int, **bounds: Any) -> Any:
+            return self._log.scan(subject, seq + 1 if seq else 0, **bounds)
+
+    original = SnapshotWriter.__init__
+
+    def init(self: SnapshotWriter, services: Any, log: StreamLog, *args: Any, **options: Any) -> None:
+        original(self, services, cast(StreamLog, Skipping(log)), *args, **options)
+
+    patch.setattr(SnapshotWriter, "__init__", init)
+
+
 def restored_message_is_lost(patch: Patch) -> None:
     original = SnapshotReader._append
 
@@ -411,6 +430,11 @@ MUTATIONS = (
     Mutation("fast batches acknowledge at once", "no ack before its sync", fast_batches_acknowledge_at_once),
     Mutation("parts of fast batches are stored twice", "exact state", parts_of_fast_batches_repeat),
     Mutation("a snapshot lacks a message", "a snapshot is a state", snapshot_lacks_a_message),
+    Mutation(
+        "a snapshot passes over a message between slices",
+        "a snapshot is a state",
+        snapshot_passes_over_a_message_between_slices,
+    ),
     Mutation("a restored message is lost", "acknowledged is kept", restored_message_is_lost),
     Mutation("a restore ends before it is durable", ("no ack before its sync", "exact state"), restore_ends_early),
     Mutation("a partial restore stays after a restart", "exact state", partial_restore_stays),

@@ -34,6 +34,7 @@ from slipstream.errors import Error
 from slipstream.server.engine.engine import Engine
 from slipstream.server.engine.ports import StreamLog
 from slipstream.server.engine.reads import direct_get
+from slipstream.server.engine.snapshots import writer as snapshots
 from slipstream.server.loop.clock import Clock
 from slipstream.server.loop.connection import Connection, ConnectionLimits
 from slipstream.server.loop.driver import Driver
@@ -148,6 +149,8 @@ class World:
         self.tuning = choices.one_of(TUNINGS)
         self.chunk = choices.one_of((512, 1, 3))  # messages of a batched read that are sent in one turn
         self._usual_chunk = direct_get.CHUNK
+        self.is_sliced = self.chunk != self._usual_chunk  # snapshots take many turns as well
+        self._usual_snapshots = {name: getattr(snapshots, name) for name in ("SMALLEST", "MAX_FRAME", "SCAN")}
         self.file, self.memory = GroupStates(), GroupStates()
         self.clients = [Client(number) for number in range(CLIENTS)]
         self.received: Callable[[Client, Msg], None] = lambda client, message: None  # noqa: ARG005
@@ -176,6 +179,8 @@ class World:
         self.loop = VirtualLoop(self.time)
         self.loop.enter()
         direct_get.CHUNK = self.chunk
+        if self.is_sliced:
+            _change_snapshots({"SMALLEST": 48, "MAX_FRAME": 96, "SCAN": self.chunk})
         try:
             self.store = SimulatedStore(self.disk, self.tuning)
         except Error as exc:
@@ -273,6 +278,7 @@ class World:
     def stop(self) -> None:
         """End the server without another word to the disk."""
         direct_get.CHUNK = self._usual_chunk
+        _change_snapshots(self._usual_snapshots)
         if not self.is_up:
             self.loop.leave()
         else:
@@ -585,6 +591,12 @@ class World:
                     if 0 < stream.expires(entry) < time - 2 * SECOND:
                         late = (time - stream.expires(entry)) / SECOND
                         raise ViolationError("messages expire", f"{entry} of {stream.name} is {late} seconds late")
+
+
+def _change_snapshots(sizes: dict[str, int]) -> None:
+    """How much of a snapshot is read and sent at a time."""
+    for name, size in sizes.items():
+        setattr(snapshots, name, size)
 
 
 def error_code(message: Msg) -> int:
