@@ -55,6 +55,7 @@ import hmac
 from bisect import bisect_right
 from collections.abc import Callable, Sequence, Set
 from itertools import filterfalse
+from operator import eq
 from typing import NamedTuple
 
 import msgspec
@@ -232,10 +233,10 @@ class _StreamState:
     def know_many(self, names: Sequence[str], seqs: Sequence[int]) -> None:
         """The same for many messages that were read. (A listing of 10,000 keys pays for each line here.)"""
         subjects = self.subjects
+        if all(map(eq, map(subjects.get, names), zip(seqs, seqs, strict=True))):  # read before, not written since
+            return
         notes = list(zip(seqs, seqs, strict=True))
         known = list(map(subjects.get, names))
-        if known == notes:  # read before, and not written since
-            return
         if known.count(None) == len(known) == len(set(names)):
             subjects.update(zip(names, notes, strict=True))
             self.evict()

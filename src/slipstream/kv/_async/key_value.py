@@ -242,11 +242,14 @@ class KeyValue(Generic[V]):
         live: dict[str, None] = {}
         patterns = self.storage.patterns(filters)
         async for part in self.storage.keys(patterns, min_last_revision=min_last_revision, timeout=timeout):
-            for key in part.deleted if live else ():
+            if not live:
+                live = dict.fromkeys(part.live)
+                continue
+            for key in part.deleted:
                 live.pop(key, None)
             before = len(live)
             live.update(dict.fromkeys(part.live))
-            if before and len(live) < before + len(part.live):  # keys that were listed before have changed since
+            if len(live) < before + len(part.live):  # keys that were listed before have changed since
                 for key in part.live:
                     live.pop(key, None)
                 live.update(dict.fromkeys(part.live))

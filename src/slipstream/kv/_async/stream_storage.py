@@ -743,7 +743,8 @@ class StreamWriter:
 
 
 # An entry is a tuple: entries are made of columns by `zip` and `map`, without a Python loop.
-_new_entry: Callable[[tuple[object, ...]], Entry[bytes]] = partial(tuple.__new__, Entry)
+_new_entry: Callable[[type[Entry[bytes]], tuple[object, ...]], Entry[bytes]] = tuple.__new__
+_ENTRIES: repeat[type[Entry[bytes]]] = repeat(Entry)
 _ZEROS, _PUTS, _EMPTY = repeat(0), repeat(Operation.PUT), repeat("")
 
 
@@ -860,7 +861,7 @@ class StreamFeed:
             repeat(run.stream),
             _ZEROS,
         )
-        entries: list[Entry[bytes]] = list(map(_new_entry, columns))
+        entries = list(map(_new_entry, _ENTRIES, columns))
         headers = run.headers()
         for at, (operation, marker) in marks_of(headers):
             entries[at] = entries[at]._replace(operation=operation, marker=marker)
