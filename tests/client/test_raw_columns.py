@@ -185,3 +185,16 @@ def test_the_size_of_a_message_without_reply_is_no_reply(prefix: str) -> None:
         for _ in range(3):
             session.received(data, 0)
     assert taken(box) == [event for _ in range(3) for event in Parser(Side.SERVER).feed(data)]
+
+
+def test_the_first_frames_show_the_run_that_the_others_belong_to() -> None:
+    session = connected()
+    box = packed_box(session)
+    session.received(FRAME * 100, 0)
+    assert [len(piece.subjects) for piece in box.take_pieces() if isinstance(piece, Packed)] == [32, 68]
+    assert session._scanner.msgs == 100
+    other = packed_box(session)
+    sid = other.sid
+    frames = b"".join(b"MSG a %b b %d\r\n%b\r\n" % (sid, size, b"x" * size) for size in range(1, 101))
+    session.received(frames, 0)  # no run: once is enough
+    assert [len(piece.subjects) for piece in other.take_pieces() if isinstance(piece, Packed)] == [32, 68]

@@ -72,14 +72,14 @@ class Packer:
         self._sid = sid
         self._reply_prefix = reply_prefix.encode()
         self._name = _NAME_ON_LINE if not reply_prefix or reply_prefix[0].isdigit() else _NAME
-        frame = _FRAME % (self._name, re.escape(sid), re.escape(self._reply_prefix), self._name)
-        self._match = re.compile(frame).match
+        self._frame: re.Pattern[bytes] | None = None  # made with the first bytes: the subscription may be waited for
         self._hand_over = hand_over
         self._run: re.Pattern[bytes] | None = None  # for frames like the last ones,
         self._run_prefix = b""  # whose replies begin so,
         self._run_header: bytes | None = b""  # and whose headers are this (None: of one size)
         self._run_size = 0  # of header and payload
         self._runs = 0
+        self._has_looked = False  # for a run
 
     def scan(self, data: bytes, pos: int) -> tuple[int, int]:
         """Take the whole frames at `pos`; returns where they end, and their number."""
@@ -97,9 +97,14 @@ class Packer:
         return pos, count + number
 
     def _scan_each(self, data: bytes, pos: int, pack: Packed) -> int:
-        match, size = self._match, len(data)
+        if self._frame is None:
+            names = re.escape(self._sid), re.escape(self._reply_prefix), self._name
+            self._frame = re.compile(_FRAME % (self._name, *names))
+        match, size = self._frame.match, len(data)
+        # The first frames show whether there is a run to be taken at once: the others may be part of it.
+        most = size if self._has_looked else _RUN_LENGTH
         _, subjects, replies, headers, payloads, _, _ = pack
-        while (found := match(data, pos)) is not None:
+        while len(subjects) < most and (found := match(data, pos)) is not None:
             mark, subject, reply, head, number = found.groups()
             begin = found.end()
             end = begin + int(number)
@@ -121,6 +126,7 @@ class Packer:
 
     def _look_for_run(self, pack: Packed) -> None:
         """Messages in a row whose headers and payloads have one size are taken together by an expression for those."""
+        self._has_looked = True
         heads = set(pack.headers)
         head, size = len(pack.headers[0]), len(pack.payloads[0])
         is_alike = {len(header) for header in heads} == {head} and {len(payload) for payload in pack.payloads} == {size}

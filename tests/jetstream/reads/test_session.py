@@ -78,7 +78,7 @@ def test_a_handle_remembers_messages_of_a_run_as_one_by_one(chunks: list[list[st
             while len(model) > 5:
                 evicted = max(evicted, model.pop(next(iter(model))))
             assert state.held("S") == list(model)
-            assert state.held("S", besides={"a", "x"}) == [name for name in model if name != "a"]
+            assert state.held("S", besides=[["a", "x"]]) == [name for name in model if name != "a"]
             for name in "abcdefgh":
                 assert (state.known("S", name), state.wanted("S", name)) == (
                     model.get(name),

@@ -36,7 +36,7 @@ from slipstream.jetstream._sync.message import JsMessage
 from slipstream.jetstream.consume.ack_subject import ACK_PREFIX
 from slipstream.jetstream.consume.inbox import MAX_BYTES, MAX_MSGS, Ignored, consumer_name, retry_pause
 from slipstream.jetstream.consume.ordered import MessageRun, OrderedState
-from slipstream.jetstream.consume.placement import has_other_stores, is_on, is_on_only_store, starts_behind
+from slipstream.jetstream.consume.placement import has_other_stores, is_on, is_on_only_store
 from slipstream.jetstream.consume.status import ControlReply, HeartbeatMonitor, flow_control_subject
 from slipstream.jetstream.consumer_requests import Action
 from slipstream.wire.arguments import Duration, check_seconds, check_timeout
@@ -371,9 +371,8 @@ class OrderedConsumer(Openable):
 
     def _wanted(self) -> int:
         """The sequence that the next consumer must have seen; 0 if any will do."""
-        config, session = self._state.config("", ""), self._context.session
-        wanted = config.min_last_seq if session is None else max(config.min_last_seq, session.seen(self.stream))
-        return 0 if starts_behind(config, wanted) else wanted
+        session = self._context.session
+        return self._state.wanted(0 if session is None else session.seen(self.stream))
 
     def _create_on_only_store(self, inbox: str, deadline: float) -> _Created | None:
         """Create a consumer where there is one store alone (see `consume.placement`); None if that cannot be shown."""

@@ -199,10 +199,10 @@ class OrderedState:
     def config(self, name: str, deliver_subject: str) -> ConsumerConfig:
         """The consumer to create: the first time from the template's start, later from our position."""
         start: dict[str, object] = {}
-        if not self._is_initial and (self.last_seq or self._floor is not None):
+        if start_seq := self._start():
             start = {
                 "deliver_policy": DeliverPolicy.BY_START_SEQUENCE.value,
-                "opt_start_seq": max(self.last_seq, self._floor or 0) + 1,
+                "opt_start_seq": start_seq,
                 "opt_start_time": None,
             }
         return self._template.replace(
@@ -218,6 +218,20 @@ class OrderedState:
             mem_storage=True,
             num_replicas=1,
         )
+
+    def wanted(self, seen: int) -> int:
+        """The sequence that the next consumer must have seen; 0 if any will do. `seen`: by the session."""
+        wanted = max(self._template.min_last_seq, seen)
+        start, is_by_seq = self._start(), self._template.deliver_policy == DeliverPolicy.BY_START_SEQUENCE
+        if not start and is_by_seq:
+            start = self._template.opt_start_seq
+        return 0 if start > wanted else wanted
+
+    def _start(self) -> int:
+        """The stream sequence that the next consumer starts at; 0 where that is for its policy to say."""
+        if self._is_initial or not (self.last_seq or self._floor is not None):
+            return 0
+        return max(self.last_seq, self._floor or 0) + 1
 
     @property
     def floor(self) -> int:

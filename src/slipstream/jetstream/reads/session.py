@@ -53,8 +53,7 @@ import base64
 import binascii
 import hmac
 from bisect import bisect_right
-from collections.abc import Callable, Sequence, Set
-from itertools import filterfalse
+from collections.abc import Callable, Iterable, Sequence
 from operator import eq
 from typing import NamedTuple
 
@@ -579,14 +578,17 @@ class HandleState(SessionState):
         state = self._streams.get(stream)
         return state is not None and state.evicted == OPEN and subject not in state.subjects
 
-    def held(self, stream: str, *, besides: Set[str] = frozenset()) -> list[str]:
-        """The subjects that are known to have a message, besides those."""
+    def held(self, stream: str, *, besides: Iterable[Sequence[str]] = ()) -> list[str]:
+        """The subjects that are known to have a message, besides those in some sequences."""
         state = self._streams.get(stream)
         if state is None:
             return []
         subjects = state.subjects
-        others = filterfalse(besides.__contains__, list(subjects))
-        return [name for name in others if subjects.get(name, (0, 0))[0] > 0]
+        others = set(subjects)
+        others.difference_update(*besides)
+        if not others:
+            return []
+        return [name for name, (newest, _) in list(subjects.items()) if newest > 0 and name in others]
 
     def note_absent(self, stream: str, subject: str) -> None:
         """Nothing was found of a subject, by a copy that did not say as of when."""

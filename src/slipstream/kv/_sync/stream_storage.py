@@ -400,7 +400,7 @@ class StreamStorage:
             patterns, DeliverPolicy.LAST_PER_SUBJECT, meta_only=True, min_last=least, timeout=timeout
         )
         limit = self._limit(timeout)
-        listed = feed.listed = set()
+        listed = feed.listed = []
         try:
             while feed.pending:
                 yield feed.next_keys(timeout=limit)
@@ -412,9 +412,9 @@ class StreamStorage:
                 yield listing_of(left_out)
 
     def _left_out(
-        self, state: HandleState, patterns: Sequence[str], listed: set[str], timeout: float | None
+        self, state: HandleState, patterns: Sequence[str], listed: list[list[str]], timeout: float | None
     ) -> list[Entry[bytes]]:
-        """The entries of keys that the handle knows and that a listing has left out; `listed` are subjects."""
+        """The entries of keys that the handle knows and that a listing has left out; `listed` are its subjects."""
         stream, cut, is_wanted = self.address.stream, len(self._prefix), any_of(patterns)
         missing = [name for name in state.held(stream, besides=listed) if is_wanted(name[cut:])]
         if not missing or not self.address.is_direct:
@@ -772,7 +772,7 @@ class StreamFeed:
         changes_behind: int,
     ) -> None:
         self.bucket = bucket
-        self.listed: set[str] | None = None  # the subjects received, if that is wanted
+        self.listed: list[list[str]] | None = None  # the subjects received, if that is wanted
         self.pending = len(initial) or consumer.initial_pending
         self.revision = begins_behind if initial else max(changes_behind, consumer.starts_behind)
         self._consumer = consumer
@@ -897,7 +897,7 @@ class StreamFeed:
         subjects = run.subjects()
         self._note(subjects, run.seqs)
         if self.listed is not None:
-            self.listed.update(subjects)
+            self.listed.append(subjects)
         cut = self._cut
         return [subject[cut:] for subject in subjects]
 
