@@ -62,10 +62,10 @@ def take_part(client: Client, recorder: Recorder) -> None:
     (journal,) = engine.journals
     client.send(b"PUB s.1 1\r\nx\r\n", settle=False)
     journal.unsaved[recorder] = None
-    journal.events.append((recorder, "event", b"", b""))
+    journal.events.append((recorder, "event", b"", b"", None))
     journal.followers[recorder] = None
     journal.after.append(recorder.callback)
-    journal.answers.append(("reply", 0, recorder, b""))
+    journal.answers.append(("reply", 0, recorder, b"", None))
     engine.account().commit_waiters.follow(recorder)
 
 

@@ -299,7 +299,7 @@ def source_of_a_schedule_ignored(patch: Patch) -> None:
 
 def fast_batches_acknowledge_at_once(patch: Patch) -> None:
     def tell_now(self: Stream, reply: str, payload: bytes) -> None:
-        self.reply_port.answer_all([(reply, 0, self, payload)])
+        self.reply_port.answer_all([(reply, 0, self, payload, None)])
 
     patch.setattr(Stream, "tell", tell_now)
 

@@ -91,6 +91,7 @@ class Account:
         self.commit_waiters: CommitWaiters = shared.commit_waiters
         self.jobs: AccountJobs = AccountJobs(shared.jobs, shared.load, name, resume)
         router.defer = self.jobs.go_on
+        router.resume = resume
         self.max_pending: int = shared.max_pending
         self.max_payload: int = shared.max_payload
         self.compat: bool = shared.compat
@@ -133,7 +134,7 @@ class Account:
         if journal is None:
             journal = self._shared.uncommitted_catalog
         if journal is not None and journal.unfinished:
-            journal.answers.append((reply, 0, source, payload))
+            journal.answers.append((reply, 0, source, payload, self.jobs.load.asker))
         else:
             self.router.send(reply, b"", payload or source.ack(0)[0].encode())
 

@@ -81,8 +81,6 @@ __all__ = ["Check", "Engine", "Health", "Settings"]
 
 MAX_PENDING = 512  # changes in the open group at which a client that is served in slices waits, if it adds to it
 MAX_VALID_SUBJECTS = 16 * 1024  # remembered
-MANY_TARGETS = 64  # subscribers of one message, from which on they count as work (`engine.jobs`)
-TARGETS_PER_UNIT = 8
 BRANCHES_PER_UNIT = 48  # of the tree of subscriptions, that a subject meets
 MAX_CLOSED = 1000  # closed connections that monitoring still shows
 
@@ -171,7 +169,7 @@ class Engine:
         return Account(
             self._shared,
             name,
-            AccountRouter(self._rng, now, self.output),
+            AccountRouter(self._rng, now, self.output, self.load),
             remote_ingests=self.remote_ingests,
             jetstream=self.has_jetstream(name) if has_api else None,
             limits=self._limits_of(name),
@@ -322,6 +320,9 @@ class Engine:
             return
         if session.pending is not None or session.held_back:  # until its secret is checked, or until its turn comes
             session.held += events
+            return
+        if session.searches:  # its answers go to very many, and are on their way
+            self._hold_back(session, iter(events))
             return
         load = self.load
         load.client, load.units = session, 0
@@ -540,8 +541,10 @@ class Engine:
         answers = journal.finish(batch)
         try:
             # 2. Messages about the group: republished ones, advisories.
-            for port, subject, header, payload in batch.events:
+            for port, subject, header, payload, client in batch.events:
+                self.load.owner = client
                 port.send(subject, header, payload)
+            self.load.owner = None
             # 3. Consumers look for new messages.
             for follower in list(journal.followers):
                 follower.committed(now)
@@ -574,7 +577,7 @@ class Engine:
         reports = journal.take_reports()
         lost = journal.abandon()
         self._load(journal, now)
-        for reply, _, source, _ in lost:
+        for reply, _, source, _, _ in lost:
             if answer := source.failure(reason):
                 source.reply_port.send(reply, b"", answer)
         for report in reports:
@@ -618,7 +621,7 @@ class Engine:
             lost = journal.abandon()
             self._savepoints(journal).roll_back(position)
             self._load(journal, now)
-            for reply, _, source, _ in lost:
+            for reply, _, source, _, _ in lost:
                 if answer := source.failure(StreamStoreFailedError("the server was restored to a snapshot")):
                     source.reply_port.send(reply, b"", answer)
 
@@ -739,8 +742,6 @@ class Engine:
         if router.matcher.branches:
             self.load.units += router.matcher.branches // BRANCHES_PER_UNIT
             router.matcher.branches = 0
-        if len(found.plain) > MANY_TARGETS:
-            self.load.units += len(found.plain) // TARGETS_PER_UNIT
         if rules is not None:
             router.requester = rules
             try:

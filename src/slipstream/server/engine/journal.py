@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from slipstream.errors import ApiError
+from slipstream.server.engine.core.session import Session
 from slipstream.server.engine.ports import Group, Store
 
 
@@ -38,13 +39,14 @@ class Source(Protocol):
         """The payload instead, if the group is lost; empty: no answer is better."""
 
 
-# Reply subject, sequence, source, payload. A publish that was stored has a sequence and no payload: there are many of
-# them, and their acks are encoded together when they are sent.
-Answer = tuple[str, int, Source, bytes]
+# Reply subject, sequence, source, payload, and the client that is answered, if it is one: it waits if its answer goes
+# to very many subscribers. A publish that was stored has a sequence and no payload: there are many of them, and their
+# acks are encoded together when they are sent.
+Answer = tuple[str, int, Source, bytes, Session | None]
 
 # Port, subject, header, payload of a message (an advisory, a republished message) that is sent once the group is
-# durable, and not at all if the group is lost.
-DeferredMessage = tuple[ReplyPort, str, bytes, bytes]
+# durable, and not at all if the group is lost; and the client whose request it is about, if it is one.
+DeferredMessage = tuple[ReplyPort, str, bytes, bytes, Session | None]
 
 
 class DeferredState(Protocol):

@@ -585,7 +585,7 @@ class Api:
 
     def _tell(self, stream: Stream, action: str, now: int) -> None:
         subject, payload = self._catalog.advisories.stream_action(stream.name, action, now)
-        stream.journal.events.append((self.reply_port, subject, b"", payload))
+        stream.journal.events.append((self.reply_port, subject, b"", payload, self._load.asker))
 
     def check_overlap(self, config: StreamConfig) -> None:
         stream = self._catalog.streams.get(config.name)

@@ -136,7 +136,7 @@ class StateWriter:
         journal = self._journal
         # Nothing of its own may be unsaved, and yet a group that holds this very ack may still be on its way.
         if self in journal.unsaved or journal.unfinished:
-            journal.answers.append((reply, 0, self._reply, b""))
+            journal.answers.append((reply, 0, self._reply, b"", self._commit.services.jobs.load.asker))
         else:
             self._commit.services.router.send(reply, b"", b"")
 

@@ -13,6 +13,7 @@ changes that could matter to them (`_invalidate`):
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Final, Protocol
 
@@ -20,11 +21,15 @@ from slipstream.server.engine.auth.permissions import Rules
 from slipstream.server.engine.auth.reply_targets import INBOX, is_reserved
 from slipstream.server.engine.core.output import Output
 from slipstream.server.engine.core.session import ClientSub, GuardedSub, Session
-from slipstream.server.engine.jobs import Job, Progress
+from slipstream.server.engine.jobs import RECEIVE_UNITS, Job, Load, Progress
 from slipstream.server.engine.journal import Answer
 from slipstream.wire import Match, Router, has_wildcard, hmsg, matches, overlaps
 
 MAX_SHORTCUTS = 32 * 1024
+MANY_TARGETS = 64  # subscribers of one message, from which on they count as work (`engine.jobs`)
+TARGETS_PER_UNIT = 8
+MOST_TARGETS = RECEIVE_UNITS * TARGETS_PER_UNIT  # in one go
+MATCHED_PER_UNIT = 64  # subscribers that are only found
 REMOVALS = 1024  # subscriptions that are removed in one go
 SHARED: Final = 64 * 1024  # bytes of a message from which on its subscribers share one copy
 MAX_INNER_WILDCARDS = 64  # beyond that, looking through them costs more than the shortcut saves
@@ -60,8 +65,12 @@ class InterestListener(Hashable, Protocol):
 class AccountRouter:
     """Subscriptions, delivery and output of one account."""
 
-    def __init__(self, random: Random, now: int, output: Output) -> None:
-        """`output` collects the sessions with output; the routers of all accounts share it."""
+    def __init__(self, random: Random, now: int, output: Output, load: Load | None = None) -> None:
+        """`output` collects the sessions with output, and `load` counts the work; the routers of all accounts share
+        them."""
+        self._load = load or Load()
+        self._fan_outs: dict[Session | None, FanOut] = {}  # under way, by the client whose input waits for them
+        self.resume: Callable[[Session], None] = _nothing  # handles the input of a client that waited
         self.now = now  # the time of the event that is being handled
         self.origin: Session | None = None  # the client whose message is being handled, if it is one's
         self.matcher: Router[ClientSub | Subscriber] = Router()
@@ -186,7 +195,7 @@ class AccountRouter:
         """Whether a subject has subscribers, and whether one of them is congested."""
         found = self.matcher.match_once(subject)
         every = (*found.plain, *(member for _, members in found.queues for member in members))
-        there = congested = False
+        there, congested = False, None in self._fan_outs and len(every) > MANY_TARGETS
         for sub in every:
             if not isinstance(sub, ClientSub):
                 there = True
@@ -227,22 +236,40 @@ class AccountRouter:
 
     def send(self, subject: str, header: bytes, payload: bytes) -> bool:
         """Publish from within the server on a subject that is used once; whether it was delivered."""
-        return self.route(self.matcher.match_once(subject), subject, "", header, payload, None)
+        return self._send(subject, subject, "", header, payload)
 
     def request(self, subject: str, reply: str, header: bytes, payload: bytes) -> bool:
         """As `send`, with a reply subject."""
-        return self.route(self.matcher.match_once(subject), subject, reply, header, payload, None)
+        return self._send(subject, subject, reply, header, payload)
 
     def forward(self, to: str, subject: str, reply: str, header: bytes, payload: bytes) -> bool:
         """Deliver to the subscribers of `to` a message that shows another subject; whether it was delivered."""
+        return self._send(to, subject, reply, header, payload)
+
+    def _send(self, to: str, subject: str, reply: str, header: bytes, payload: bytes) -> bool:
+        if self._fan_outs:
+            asker = self._load.asker
+            before = self._fan_outs.get(asker)
+            # Its subscribers are found in its turn. What is for few, and for no client, does not wait for other things.
+            if before is not None and (asker is not None or to == before.last):
+                before.add(None, (to, subject, reply, header, payload), None)
+                return True
         return self.route(self.matcher.match_once(to), subject, reply, header, payload, None, to=to)
 
     def route(
         self, found: Match[ClientSub | Subscriber], subject: str, reply: str, header: bytes, payload: bytes,
-        origin: Session | None, *, to: str = "",
+        origin: Session | None, *, to: str = "", at_once: bool = False,
     ) -> bool:  # fmt: skip
         """Deliver a message to every plain subscriber and to one member of each queue group; whether any took it.
-        With `to`, the subscribers are those of `to`, and `subject` is what they see: permissions apply to `to`."""
+        With `to`, the subscribers are those of `to`, and `subject` is what they see: permissions apply to `to`. To very
+        many it is delivered in slices, unless `at_once` says that this is one."""
+        targets = len(found.plain) + len(found.queues)
+        if targets > MANY_TARGETS and not at_once:
+            load = self._load
+            asker = load.asker
+            if load.units >= RECEIVE_UNITS or targets > MOST_TARGETS or asker in self._fan_outs:
+                return self._fan_out(found, (to or subject, subject, reply, header, payload), origin, asker)
+            load.units += targets // TARGETS_PER_UNIT
         # The choice by kind of subscriber is written out twice: this is the hottest code of core NATS, where one more
         # call per subscriber would be felt.
         taken = False
@@ -286,6 +313,45 @@ class AccountRouter:
                     taken = True
                     break
         return taken
+
+    def _fan_out(
+        self,
+        found: Match[ClientSub | Subscriber],
+        message: RoutedMessage,
+        origin: Session | None,
+        asker: Session | None,
+    ) -> bool:
+        """Deliver a message to the parts of the server now, and to clients in slices. The client on whose behalf that
+        is done waits for it with its further input."""
+        inside = Match(
+            tuple([target for target in found.plain if not isinstance(target, ClientSub)]),
+            tuple([group for group in found.queues if not _are_clients(group[1])]),
+        )
+        if inside.plain or inside.queues:
+            to, subject, reply, header, payload = message
+            self.route(inside, subject, reply, header, payload, origin, to=to, at_once=True)
+            found = Match(
+                tuple([target for target in found.plain if isinstance(target, ClientSub)]),
+                tuple([group for group in found.queues if _are_clients(group[1])]),
+            )
+        under_way = self._fan_outs.get(asker)
+        if under_way is not None:
+            under_way.add(found, message, origin)
+            return True
+        under_way = self._fan_outs[asker] = FanOut(self, asker)
+        under_way.add(found, message, origin)
+        if asker is not None:
+            asker.searches += 1
+        self.defer(under_way, asker if asker is not None else under_way)
+        return True
+
+    def fan_out_ended(self, asker: Session | None) -> None:
+        """All that was done on behalf of a client is delivered."""
+        del self._fan_outs[asker]
+        if asker is not None:
+            asker.searches -= 1
+            if not asker.searches:
+                self.resume(asker)
 
     def _guarded(
         self, sub: GuardedSub, to: str, subject: str, reply: str, header: bytes, payload: bytes, origin: Session | None
@@ -360,7 +426,7 @@ class AccountRouter:
         total = 0
         texts: list[str] = []
         # Consecutive acks for one inbox are collected as text and encoded once: that is most of the cost of an ack.
-        for reply, seq, source, payload in answers:
+        for reply, seq, source, payload, client in answers:
             sub = None
             if seq:
                 prefix = reply.rpartition(".")[0]
@@ -378,7 +444,9 @@ class AccountRouter:
                 texts.append(f"MSG {reply} {sid} {size}\r\n{text}\r\n")
                 total += size
             else:
+                self._load.owner = client
                 self.send(reply, b"", payload or source.ack(seq)[0].encode())
+        self._load.owner = None
         if current is not None and texts:
             current.delivered += len(texts)
             self.push(current.session, "".join(texts).encode(), total)
@@ -425,6 +493,70 @@ class AccountRouter:
         session.subs.clear()
         if removal.run()[0] is Progress.MORE:
             self.defer(removal, removal)
+
+
+# The subject whose subscribers get it, the one that they see, reply, header, payload.
+RoutedMessage = tuple[str, str, str, bytes, bytes]
+
+
+class FanOut:
+    """Messages to very many subscribers, as a job: in order, so many deliveries at a time.
+
+    A subscription that ends before its turn gets nothing, and one that is made meanwhile only what is published later.
+    """
+
+    def __init__(self, router: AccountRouter, asker: Session | None) -> None:
+        self._router, self._asker = router, asker
+        self._waiting: deque[tuple[Match[ClientSub | Subscriber] | None, RoutedMessage, Session | None]] = deque()
+        self._at = 0  # targets of the first message that have it
+        self.last: str = ""  # whose subscribers get the last message
+
+    def add(self, found: Match[ClientSub | Subscriber] | None, message: RoutedMessage, origin: Session | None) -> None:
+        """One more message; without `found` its subscribers are looked up in its turn."""
+        self._waiting.append((found, message, origin))
+        self.last = message[0]
+
+    def run(self) -> tuple[Progress, int]:
+        """Deliver some of it."""
+        left, units, waiting = MOST_TARGETS, 0, self._waiting
+        while waiting and left > 0:
+            found, message, origin = waiting[0]
+            to, subject, reply, header, payload = message
+            if found is None:
+                found = self._router.matcher.match_once(to)
+                waiting[0] = found, message, origin
+                matched = len(found.plain) + len(found.queues)
+                units += 1 + matched // MATCHED_PER_UNIT
+                left -= 1 + matched * TARGETS_PER_UNIT // MATCHED_PER_UNIT
+            plain, at = len(found.plain), self._at
+            end = min(at + max(left, 1), plain + len(found.queues))
+            part = Match(
+                tuple([sub for sub in found.plain[at:end] if not _has_ended(sub)]),
+                found.queues[max(0, at - plain) : max(0, end - plain)],
+            )
+            self._router.route(part, subject, reply, header, payload, origin, to=to, at_once=True)
+            units += (end - at) // TARGETS_PER_UNIT
+            left -= end - at
+            self._at = end
+            if end == plain + len(found.queues):
+                waiting.popleft()
+                self._at = 0
+        if waiting:
+            return Progress.MORE, units
+        self._router.fan_out_ended(self._asker)
+        return Progress.DONE, units
+
+
+def _has_ended(target: ClientSub | Subscriber) -> bool:
+    return isinstance(target, ClientSub) and target.session.subs.get(target.sid) is not target
+
+
+def _are_clients(members: tuple[ClientSub | Subscriber, ...]) -> bool:
+    return isinstance(members[0], ClientSub) and isinstance(members[-1], ClientSub)
+
+
+def _nothing(_: Session) -> None:
+    """Without an account no input waits."""
 
 
 class _Removal:

@@ -82,6 +82,7 @@ class Stream:
         self._size_of = journal.store.size_of
         self.replicas: Replicas = Replicas(services, self.name, self.log, now=created)
         self._services = services
+        self._load = services.jobs.load
         self.positions: dict[str, tuple[int, str]] = {}
         self.fidelity: Fidelity | None = None
         self.is_gone: bool = False  # it was deleted, and that is durable
@@ -356,13 +357,14 @@ class Stream:
         # Not sent here: the ack waits until the group is durable. Errors wait as well, behind the acks before them.
         if reply and self.acks and answer is not None:
             if self._begun:
-                self._answer_after_rollups((reply, seq, self, answer))
+                self._answer_after_rollups((reply, seq, self, answer, self._load.client))
             else:
-                self.journal.answers.append((reply, seq, self, answer))
+                self.journal.answers.append((reply, seq, self, answer, self._load.client))
         return True
 
     def _search_first(self, filters: list[str], reply: str, store: Callable[[int], tuple[int, bytes | None]]) -> None:
         """Find the newest messages of the filters that a message expects sequences of, in slices, and store it then."""
+        asker = self._load.asker
 
         def found(result: Known | StoreError) -> None:
             now, answer = self._now, None
@@ -384,9 +386,9 @@ class Stream:
                     self._known = {}
             if reply and self.acks and answer is not None:
                 if self._begun:
-                    self._answer_after_rollups((reply, seq, self, answer))
+                    self._answer_after_rollups((reply, seq, self, answer, asker))
                 else:
-                    self.journal.answers.append((reply, seq, self, answer))
+                    self.journal.answers.append((reply, seq, self, answer, asker))
 
         WildcardSearch(self._services.jobs, self.log, filters, found).begin()
 
@@ -402,7 +404,7 @@ class Stream:
             if error is not None and left > 0:
                 left = 0
                 failed = error if isinstance(error, ApiError) else StreamStoreFailedError(str(error))
-                self.journal.answers.append((answer[0], 0, self, self.failure(failed)))
+                self.journal.answers.append((answer[0], 0, self, self.failure(failed), answer[4]))
             elif left > 0:
                 left -= 1
                 if not left:
@@ -647,7 +649,7 @@ class Stream:
     def _removed_at_once(self, count: int) -> None:
         """So many messages were removed for the one that is being stored: its publisher is served in slices."""
         self._at_once -= count
-        self._services.jobs.load.units += UNITS * count
+        self._load.units += UNITS * count
 
     # Where new messages are rejected for want of capacity, a rollup has made it when it is stored: what is to go
     # leaves when its place is needed.
@@ -713,7 +715,8 @@ class Stream:
             lines += f"Nats-Msg-Size: {len(payload)}\r\n"
         head = header[:-2] if header.endswith(b"\r\n\r\n") else b"NATS/1.0\r\n"
         block = b"%b%b\r\n" % (head, lines.encode())
-        self.journal.events.append((self.reply_port, target, block, b"" if self._headers_only else payload))
+        body = b"" if self._headers_only else payload
+        self.journal.events.append((self.reply_port, target, block, body, self._load.asker))
 
     # Fast and atomic batches.
 
@@ -733,7 +736,7 @@ class Stream:
 
     def tell(self, reply: str, payload: bytes) -> None:
         """Send a response once everything up to here is durable."""
-        self.journal.answers.append((reply, 0, self, payload))
+        self.journal.answers.append((reply, 0, self, payload, self._load.asker))
 
     def batch_ack(self, seq: int, batch: str, count: int, *, is_duplicate: bool = False) -> bytes:
         """The ack of a whole batch."""
