@@ -80,6 +80,7 @@ from slipstream.wire.encode import OK, PONG
 __all__ = ["Check", "Engine", "Health", "Settings"]
 
 MAX_PENDING = 512  # changes in the open group at which a client that is served in slices waits, if it adds to it
+CONNECT_UNITS = 32  # of work (`engine.jobs`): a client may send it again, perhaps with a signature
 MAX_VALID_SUBJECTS = 16 * 1024  # remembered
 BRANCHES_PER_UNIT = 48  # of the tree of subscriptions, that a subject meets
 MAX_CLOSED = 1000  # closed connections that monitoring still shows
@@ -378,7 +379,11 @@ class Engine:
                     if session.pending is not None:
                         session.held += remaining
                         break
+                    load.units += CONNECT_UNITS
                     router, shortcuts = self._shortcuts(session, now)
+                if load.units >= allowed and not session.closed:
+                    self._hold_back(session, remaining)
+                    break
             if session.closed:
                 break
         session.in_msgs += count

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from slipstream.server.engine.consumers import pull, requests
-from slipstream.server.engine.core.routing import AccountRouter
+from slipstream.server.engine.core.routing import LISTENERS_PER_UNIT, AccountRouter
+from slipstream.server.engine.jobs import RECEIVE_UNITS
 from slipstream.wire import Msg, pub
 from tests.server.engine.consumers.kit import MILLISECOND, SECOND, Bench
 from tests.server.support import Rig, status
@@ -199,3 +200,56 @@ def test_a_heartbeat_is_put_off_by_a_message() -> None:
     assert one.client.messages() == []
     one.rig.wait(0.02)
     assert codes(one.client.messages()) == [100]
+
+
+def test_pulls_of_a_client_that_left_are_passed_over_in_slices(lookups: type[Lookups]) -> None:
+    one = bench(max_waiting=10_000)
+    rig, gone = one.rig, one.rig.client()
+    body = msgspec.json.encode({"batch": 1, "expires": 60 * SECOND})
+    gone.send(b"".join(pub(NEXT, body, f"{gone.inbox}{n}") for n in range(5 * pull.VISITS)))
+    pulls(one, 1)
+    rig.engine.disconnect(gone.cid)
+    one.client.take()
+    one.client.send(pub("s.x", b"m"), settle=False)
+    rig.commit()
+    turns, found = 0, list[Msg]()
+    while not found:
+        before = lookups.count
+        rig.turn()
+        assert lookups.count - before <= 3 * pull.VISITS  # a chunk, and what else looks at a part of them
+        found = one.client.messages()
+        turns += 1
+        assert turns < 50
+    assert [message.payload for message in found] == [b"m"]
+    assert turns >= 4
+
+
+def test_search_among_very_many_pulls_that_cannot_have_a_message_ends() -> None:
+    one = bench(max_waiting=10_000, priority_policy="overflow", priority_groups=["g"])
+    rig, count = one.rig, 3 * pull.VISITS
+    pulls(one, count, group="g", min_pending=1000)
+    one.client.take()
+    one.client.send(pub("s.x", b"m"), settle=False)
+    rig.commit()
+    for _ in range(10):  # a part of them in each turn
+        rig.turn()
+    assert not rig.engine.step(rig.now)  # idle: none of them can have it
+    assert not one.client.messages()
+    pulls(one, 1, group="g")
+    assert [message.payload for message in one.client.messages()] == [b"m"]
+
+
+def test_subscriptions_that_very_many_consumers_look_at_are_in_slices() -> None:
+    rig = Rig()
+    client, reader = rig.client(), rig.client()
+    client.create("S")
+    count = 400
+    for n in range(count):
+        config = {"name": f"c{n}", "durable_name": f"c{n}", "deliver_subject": "w"}
+        client.api(f"CONSUMER.CREATE.S.c{n}", {"stream_name": "S", "config": config})
+    inserts = rig.engine.account().router.inserts
+    reader.send(b"".join(b"SUB w %d\r\nUNSUB %d\r\n" % (n, n) for n in range(100)), settle=False)
+    made = rig.engine.account().router.inserts - inserts
+    assert made <= RECEIVE_UNITS * LISTENERS_PER_UNIT / count + 1
+    rig.settle()
+    assert rig.engine.account().router.inserts - inserts == 100

@@ -42,6 +42,7 @@ from slipstream.server.engine.timers import Timer
 from slipstream.wire.headers import status_block
 
 VISITS = 1024  # requests that are looked at in one go
+LOOKED_PER_UNIT = 2  # of work (`engine.jobs`)
 MANY = 64
 
 
@@ -87,6 +88,9 @@ class PullDelivery:
         self._queue = RequestQueue()
         self._timer = EarliestTimer(services.timers, self._look)  # for expiries and heartbeats of requests
         self._removes = self._unvisited = 0  # see `_drop_deserted`
+        self._passed = 0  # requests in a row that cannot have a message now: after all of them the search ends
+        self._looked = 0  # requests that a chunk has passed over, or ended
+        self._is_tired = False  # the last chunk has passed over as many as it may
         self._pin = ""  # the id of the pinned client
         self._pinned_at = 0
         self._pin_timer: Timer | None = None
@@ -243,6 +247,9 @@ class PullDelivery:
             self._review(now, at_end=True)
             return Progress.DONE, 0
         outbound = Outbound(self._services)
+        if not self._is_tired:
+            self._passed = 0
+        self._looked, self._is_tired = 0, False
         again, fresh = self._cursor.upcoming(min(self._queue.wanted, CHUNK))
         sent, stuck = self._redeliver(again, outbound, now), False
         if len(again) == sent:
@@ -253,13 +260,15 @@ class PullDelivery:
         if sent:
             self._acks.delivered(now)
         return self._progress(outbound, now, sent, stuck=stuck or len(again) > sent, found=bool(again or fresh)), (
-            LOOK_UNITS if self._cursor.is_looking else sent
+            LOOK_UNITS if self._cursor.is_looking else sent + self._looked // LOOKED_PER_UNIT
         )
 
     def _progress(self, outbound: Outbound, now: int, sent: int, *, stuck: bool, found: bool) -> Progress:
         """How the job stands after a chunk."""
         if not self._queue:
             return Progress.DONE
+        if self._is_tired:
+            return Progress.MORE
         if stuck:
             return Progress.BLOCKED if outbound.congested and not self._job.waits else Progress.DONE
         if self._cursor.at_end:
@@ -377,11 +386,13 @@ class PullDelivery:
     def _choose(self, size: int, outbound: Outbound, now: int) -> Request | None:
         """The request whose turn it is to get a message of that size; it is then in front."""
         queue = self._queue
-        tries = len(queue)  # each request once: those that cannot be served now go behind the others
-        while tries > 0 and queue:
+        # Each request once: those that cannot be served now go behind the others. The next chunk looks at the rest.
+        while self._passed < len(queue):
+            if self._looked >= VISITS:
+                self._is_tired = True
+                return None
             request = queue.front()
             recipient = outbound.to(request.reply)
-            tries -= 1
             if not recipient.capacity:  # its inbox has no subscriber left: not even a status can be sent
                 queue.pop()
             elif request.expires and request.expires <= now:
@@ -390,11 +401,15 @@ class PullDelivery:
             elif recipient.congested or not self._eligible(request, recipient):
                 if queue and queue.front() is request:  # otherwise `_eligible` has ended it
                     queue.cycle()
+                    self._passed += 1
             elif request.max_bytes and size > request.max_bytes:
                 recipient.status(request.ended(409, "Message Size Exceeds MaxBytes"))
                 queue.pop()
             else:
+                self._passed = 0
                 return request
+            self._looked += 1
+        self._passed = 0
         return None
 
     # Priority groups.

@@ -29,6 +29,7 @@ MAX_SHORTCUTS = 32 * 1024
 MANY_TARGETS = 64  # subscribers of one message, from which on they count as work (`engine.jobs`)
 TARGETS_PER_UNIT = 8
 MOST_TARGETS = RECEIVE_UNITS * TARGETS_PER_UNIT  # in one go
+LISTENERS_PER_UNIT = 4  # that look at a subscription
 MATCHED_PER_UNIT = 64  # subscribers that are only found
 REMOVALS = 1024  # subscriptions that are removed in one go
 SHARED: Final = 64 * 1024  # bytes of a message from which on its subscribers share one copy
@@ -143,7 +144,9 @@ class AccountRouter:
             self._ack_subscriptions += change
             self.acks = self._ack_router if self._ack_subscriptions <= 0 else None
         if self._interest and pattern in self._interest:
-            for listener in list(self._interest[pattern]):
+            listeners = list(self._interest[pattern])
+            self._load.units += len(listeners) // LISTENERS_PER_UNIT
+            for listener in listeners:
                 listener.interest_changed(self.now)
         if has_wildcard(pattern):
             # A wildcard may match many subjects: drop all. Those of inboxes are never in `sole_receivers`.
