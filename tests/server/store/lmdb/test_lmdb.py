@@ -9,8 +9,10 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from time import process_time
 from types import SimpleNamespace
@@ -28,7 +30,7 @@ from slipstream.server.store.lmdb.log import LmdbGroup, LmdbLog
 from slipstream.server.store.lmdb.pages import PageFile
 from slipstream.server.store.lmdb.records import MESSAGE_KEY, STAMP, CorruptMessageError, decode, seal
 from slipstream.server.store.lmdb.salvage import Survey
-from slipstream.server.store.lmdb.segments import Base, Part, Row, Tuning
+from slipstream.server.store.lmdb.segments import Base, Part, Row, Tuning, pack_row
 from slipstream.server.store.lmdb.store import LmdbStore
 from slipstream.server.store.lmdb.view import stored_rows
 
@@ -1110,21 +1112,112 @@ def test_rows_that_could_not_be_read_once_are_read_again(path: Path) -> None:
     drain(store)
     assert isinstance(log, LmdbLog)
     before = {f"s.{n}": log.count_of(f"s.{n}") for n in range(8)}
-    log.base.clean = {}
+    log.base.clean.clear()
     rows: dict[str, Row] = {}
 
     class StoppedError(Exception):
         pass
 
-    class Names(list[str]):
-        def __iter__(self) -> Iterator[str]:
-            yield from list(super().__iter__())[:6]
-            raise StoppedError
+    def stopped(found: list[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+        yield from found[:6]
+        raise StoppedError
 
+    @contextmanager
+    def cursor(db: object) -> Iterator[SimpleNamespace]:
+        with store._env.read.cursor(db=db) as real:  # type: ignore[arg-type]
+            yield SimpleNamespace(getmulti=lambda keys: stopped(real.getmulti(keys)))
+
+    env = SimpleNamespace(found=[], subjects=store._env.subjects, read=SimpleNamespace(cursor=cursor))
     with pytest.raises(StoppedError):
-        stored_rows(store._env, log.base, Names(before), rows)
+        stored_rows(env, log.base, list(before), rows)  # type: ignore[arg-type]
     assert not rows
+    stored_rows(store._env, log.base, list(before), rows)
+    assert {subject: row[0] for subject, row in rows.items()} == before
     store.close()
+
+
+def test_rows_are_read_for_their_subjects_whatever_else_is_asked_for(path: Path) -> None:
+    """Twice, subjects without a row, and such as are longer than a key: those are in another order."""
+    long = ["s." + letter * 420 for letter in "hgfedcba"]
+    for known in ([], long[::2]):
+        store = LmdbStore(path / str(len(known)), tuning=TINY)
+        log = store.create("S", b"")
+        for n in range(300):
+            log.append(n, f"s.{n % 60}", b"", b"")
+        for n, subject in enumerate(known):
+            for _ in range(n + 1):
+                log.append(n, subject, b"", b"")
+        drain(store)
+        assert isinstance(log, LmdbLog)
+        asked = [f"s.{n}" for n in range(-20, 80)] + (long if known else [])
+        asked += asked[::3]
+        random.Random(3).shuffle(asked)
+        rows: dict[str, Row] = {}
+        stored_rows(store._env, log.base, asked, rows)
+        assert {subject: row[0] for subject, row in rows.items() if row[0]} == dict(log.subjects(">"))
+        assert set(rows) == set(asked)
+        store.close()
+
+
+def test_rows_in_memory_are_the_newest_ones_and_not_too_many(path: Path) -> None:
+    """They are in several dicts: where one loses rows, an older one must not have them."""
+    tuning = Tuning(segment=64, slice=40, dirty=40, journal=120, cache=24)
+    for most in (3, 30, 150):  # changes of a group
+        store, pick = LmdbStore(path / str(most), tuning=tuning), random.Random(most)
+        log, alive = store.create("S", b""), dict[int, str]()
+        assert isinstance(log, LmdbLog)
+        seen = too_many = 0
+        counts = Counter[str]()
+        for n in range(300):
+            for _ in range(pick.randrange(1, most + 1)):
+                subject = f"s.{min(pick.randrange(300), pick.randrange(300))}"
+                alive[log.append(n, subject, b"", b"")] = subject
+            for seq in pick.sample(sorted(alive), min(most // 4, len(alive))):
+                log.remove(seq)
+                del alive[seq]
+            carry(store)
+            counts = Counter(alive.values())
+            known = {subject: row for n in range(300) if (row := log.base.row(subject := f"s.{n}")) is not None}
+            assert {subject: row[0] for subject, row in known.items()} == {name: counts[name] for name in known}
+            in_memory = len(log.base.dirty) + len(log.base.flushing)
+            too_many += log.base.cached > max(0, 3 * tuning.cached(300) - in_memory)
+            seen = max(seen, len(log.base.clean))
+        if most == 30:  # other groups flush less than may be kept, or more
+            assert seen > 1
+            assert too_many < 10  # of 300 groups: what a flush leaves is freed with the next ones
+        drain(store)
+        for _ in range(50):
+            fill(log, 6)
+            carry(store)
+        log.base.clean.clear()
+        counts.update(f"s.{n % 3}" for n in range(300))
+        assert dict(log.subjects(">")) == {subject: count for subject, count in counts.items() if count}
+        store.close()
+
+
+def test_rows_of_a_flush_that_is_too_large_to_be_kept_hide_older_ones() -> None:
+    base = Base(1, 8)
+    for newest, size in enumerate((10, 30), 1):
+        base.dirty = {f"s.{n}": pack_row(newest, 1, 1) for n in reversed(range(size))}
+        base.begin_flush()
+        base.end_flush(cache=12)
+        known = {row for n in range(30) if (row := base.row(f"s.{n}"))}
+        assert known == {(newest, 1, 1)}
+    assert base.cached == 12
+
+
+def test_the_row_of_a_subject_is_kept_whatever_the_number_of_its_messages(path: Path) -> None:
+    """The lowest byte of the number is not the number."""
+    store = LmdbStore(path, tuning=Tuning(segment=64, slice=1_000, dirty=1, journal=4, cache=1))
+    log = store.create("S", b"")
+    for name, count in (("a", 255), ("b", 256), ("c", 512), ("d", 65_536), ("gone", 1)):
+        for n in range(count):
+            log.append(n, name, b"", b"")
+    log.remove(log.state.last_seq)
+    drain(store)
+    store.close()
+    rows = [key[4:] for key, _ in tables(path)[b"subjects"]]
+    assert rows == [b"a", b"b", b"c", b"d"]
 
 
 def test_a_damaged_row_whose_messages_are_lost_too_fails_no_group(path: Path) -> None:

@@ -28,7 +28,7 @@ from slipstream.server.store.lmdb.env import (
 )
 from slipstream.server.store.lmdb.records import INDEXED as INDEXED_RECORD
 from slipstream.server.store.lmdb.records import pack_entries, pack_rows, seal, weigh
-from slipstream.server.store.lmdb.segments import Base, Delta, group
+from slipstream.server.store.lmdb.segments import Base, Delta
 from slipstream.server.store.lmdb.view import read_tail
 
 
@@ -109,7 +109,7 @@ class FlushJob:
         """`journal_next`: the number of the next journal record; `cache`: how many rows to keep in memory."""
         self._log = log
         self._base = log.base
-        self._rows = self._base.begin_flush(cache)
+        self._rows = self._base.begin_flush()
         self._cache = cache
         self._covered = self._base.journaled
         self._journal_next = journal_next
@@ -146,6 +146,20 @@ class FlushJob:
         self._base.journaled -= self._covered
 
 
+def _group(messages: Iterable[tuple[str | None, int]], found: dict[str, int | list[int]]) -> None:
+    """Add the sequences of messages to those of their subjects. Where there are many, most have one: those need no
+    list."""
+    for name, seq in messages:
+        if name is not None:
+            known = found.get(name)
+            if known is None:
+                found[name] = seq
+            elif isinstance(known, int):
+                found[name] = [known, seq]
+            else:
+                known.append(seq)
+
+
 class SealJob:
     """Write the index of a segment that is full."""
 
@@ -163,11 +177,11 @@ class SealJob:
         part, start = read_tail(env, base).get(number), number * base.size
         if number in base.poison:  # was read from the disk just now: an index would not name what is damaged
             return
-        found: dict[str, list[int]] = {}  # as of now: what is removed meanwhile is named nevertheless
+        found: dict[str, int | list[int]] = {}  # as of now: what is removed meanwhile is named nevertheless
         if part is not None:
             messages = list(zip(part.names, part.seqs, strict=True))
             for at in range(0, len(messages), 8 * env.step):
-                group(messages[at : at + 8 * env.step], found)
+                _group(messages[at : at + 8 * env.step], found)
                 yield 2 * env.step
         for names in _sorted(list(found), env.step):
             if isinstance(names, int):

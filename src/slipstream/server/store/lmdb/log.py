@@ -26,7 +26,7 @@ from slipstream.server.store.lmdb.proof import blocks_with
 from slipstream.server.store.lmdb.proof import count as count_block
 from slipstream.server.store.lmdb.reader import LogReader
 from slipstream.server.store.lmdb.records import HEAD, LONG, MESSAGE_KEY, CorruptMessageError, Stored, inspect, is_sound
-from slipstream.server.store.lmdb.segments import COUNTED, Base, Delta, Part, Row, Segment, Tuning, share
+from slipstream.server.store.lmdb.segments import COUNTED, Base, Delta, Part, Row, Segment, Tuning, share, unpack_row
 from slipstream.server.store.lmdb.snapshot import LmdbSnapshot
 from slipstream.server.store.lmdb.view import NO_ROW, View, stored_rows
 
@@ -199,11 +199,21 @@ class LmdbLog(LogReader):
         recent, dirty, flushing, clean = older.rows if older is not None else {}, base.dirty, base.flushing, base.clean
         missing: list[str] = []
         for subject in subjects:
-            row = recent.get(subject) or dirty.get(subject) or flushing.get(subject) or clean.get(subject)
-            if row is None:
+            if recent and (row := recent.get(subject)) is not None:
+                rows[subject] = row
+                continue
+            packed = dirty.get(subject)
+            if packed is None:
+                packed = flushing.get(subject)
+            if packed is None:
+                for flushed in clean:
+                    packed = flushed.get(subject)
+                    if packed is not None:
+                        break
+            if packed is None:
                 missing.append(subject)
             else:
-                rows[subject] = row
+                rows[subject] = unpack_row(packed)
         if missing:
             self._read_rows(missing, rows)
 

@@ -15,11 +15,10 @@ from zlib import crc32
 
 from slipstream.errors import CorruptRecordError
 from slipstream.server.engine.ports import LogState, Record
-from slipstream.server.store.lmdb.segments import UNSOUND, Row, Segment
+from slipstream.server.store.lmdb.segments import ROW, UNSOUND, PackedRow, Row, Segment
 
 HEAD = Struct("<qII")  # time, length of the subject, length of the header
 MESSAGE_KEY = Struct(">IQ")  # stream id, sequence
-ROW = Struct("<QQQ")  # count, first, last
 STATE = Struct("<QQQQqqQQ")  # the fields of LogState, then `swept`
 SEGMENT = Struct("<QQ")  # messages, bytes; the sums of the blocks follow
 INDEXED = Struct("<QQ")  # messages that the index of a segment names, the sum of its entries' checksums
@@ -35,7 +34,7 @@ _LONG_SIZE = LONG + 1 + 20
 _ONE: Final = 1 << 32
 _new = tuple.__new__
 _head = HEAD.unpack_from
-_pack_row: Final = ROW.pack
+_NONE: Final = bytes(8)  # the count of a row without messages
 
 
 class CorruptMessageError(CorruptRecordError):
@@ -162,21 +161,20 @@ def _with_name(name: bytes, subject: str, body: bytes) -> bytes:
 
 
 def pack_rows(
-    prefix: bytes, subjects: Iterable[str], rows: Mapping[str, Row]
+    prefix: bytes, subjects: Iterable[str], rows: Mapping[str, PackedRow]
 ) -> tuple[list[tuple[bytes, bytes]], list[bytes], int]:
     """Keys and values of the rows of subjects, the keys of those that are empty, and what the others add to the sum."""
     puts: list[tuple[bytes, bytes]] = []
     gone: list[bytes] = []
     total, prefix_crc = 0, crc32(prefix)
     for subject in subjects:
-        count, first, last = rows[subject]
+        body = rows[subject]
         name = subject.encode()
         if len(name) > LONG:
             name = subject_key(subject)
-        if not count:
+        if not body[0] and body[:8] == _NONE:
             gone.append(prefix + name)
             continue
-        body = _pack_row(count, first, last)
         if len(name) > LONG:
             body = _with_name(name, subject, body)
         key_crc = crc32(name, prefix_crc)
@@ -200,7 +198,7 @@ def unpack_row(key: bytes, value: bytes) -> tuple[str, Row] | None:
 
 
 def pack_entries(
-    prefix: bytes, subjects: Iterable[str], start: int, found: Mapping[str, Sequence[int]]
+    prefix: bytes, subjects: Iterable[str], start: int, found: Mapping[str, int | Sequence[int]]
 ) -> tuple[list[tuple[bytes, bytes]], int, int]:
     """Keys and values of the index entries of subjects in the segment that begins at `start`, how many messages they
     name, and what they add to the sum."""
@@ -209,13 +207,15 @@ def pack_entries(
     for subject in subjects:
         seqs = found[subject]
         name = subject.encode()
-        if len(name) <= LONG and len(seqs) == 1:  # most of them, where there are many
-            offset = seqs[0] - start
+        if isinstance(seqs, int) and len(name) <= LONG:  # most of them, where there are many
+            offset = seqs - start
             key_crc = crc32(name, prefix_crc)
             crc = crc32(offset.to_bytes(2, "little"), key_crc)
             puts.append((prefix + name, (crc << 16 | offset).to_bytes(6, "little")))
             named += 1
         else:
+            if isinstance(seqs, int):
+                seqs = (seqs,)
             name = subject_key(subject)
             body = _with_name(name, subject, pack(f"<{len(seqs)}H", *[seq - start for seq in seqs]))
             key_crc = crc32(name, prefix_crc)
@@ -252,21 +252,22 @@ def unpack_entry(key: bytes, value: bytes) -> tuple[str, tuple[int, ...]] | None
 
 # The journal: rows as they were at the end of a group, a page's worth at a time.
 
-_JOURNAL_ROW = Struct("<QQQI")
-_pack_journal_row: Final = _JOURNAL_ROW.pack
+_JOURNAL_ROW = Struct("<QQQI")  # a row, and the length of its subject
+_LENGTHS: Final = [size.to_bytes(4, "little") for size in range(LONG + 1)]
 _JOURNAL_SIZE = 1800  # a larger value would need pages of its own, in one piece
 
 
-def pack_journal(rows: Iterable[tuple[str, Row]]) -> Iterator[bytes]:
+def pack_journal(rows: Iterable[tuple[str, PackedRow]]) -> Iterator[bytes]:
     """Bodies of journal records that hold the rows, in order."""
     parts: list[bytes] = []
     size = 0
     for subject, row in rows:
-        count, first, last = row
         name = subject.encode()
-        parts.append(_pack_journal_row(count, first, last, len(name)))
+        length = len(name)
+        parts.append(row)
+        parts.append(_LENGTHS[length] if length <= LONG else length.to_bytes(4, "little"))
         parts.append(name)
-        size += 28 + len(name)
+        size += 28 + length
         if size > _JOURNAL_SIZE:
             yield b"".join(parts)
             parts, size = [], 0

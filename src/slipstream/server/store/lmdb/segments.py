@@ -15,9 +15,10 @@ out and that still await removal (they are counted in their subjects' rows, and 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Final, NamedTuple
+from struct import Struct
+from typing import Any, Final, NamedTuple
 
 from slipstream.server.engine.ports import LogState
 
@@ -48,10 +49,18 @@ class Tuning(NamedTuple):
 UNSOUND: Final = "does not match its checksum; its content is not returned"  # of a message
 
 FREED: Final = 64  # rows that a group of one change frees
+FLUSHES: Final = 3  # whose rows are in memory, with the one that is next
 COUNTED: Final = 1 << 44  # a block has 4,096 messages at most, so their checksums add up to less
 
 # Of a subject: number of messages; none is older than this one; none is younger. A bound is or was one of its messages.
 Row = tuple[int, int, int]
+
+# The same as it is stored. There are very many of them in memory: one object takes half the bytes of a tuple and its
+# numbers, garbage collection does not look at it, and the journal and the table take it as it is.
+PackedRow = bytes
+ROW: Final = Struct("<QQQ")
+pack_row: Final = ROW.pack
+unpack_row: Final[Callable[[PackedRow], Any]] = ROW.unpack  # a Row
 
 
 def share(seq: int, value: bytes | memoryview) -> int:
@@ -172,8 +181,8 @@ class Delta:
     """What a group changes in one log: rows and segments in full, messages to write and to remove."""
 
     __slots__ = (
-        "config", "crcs", "deletes", "end", "fresh", "kept", "messages", "moments", "names", "rows", "segments",
-        "settled", "sid", "size", "start", "state", "swept", "tail",
+        "config", "crcs", "deletes", "end", "fresh", "kept", "messages", "moments", "names", "packed", "rows",
+        "segments", "settled", "sid", "size", "start", "state", "swept", "tail",
     )  # fmt: skip
 
     def __init__(self, sid: int, start: int, *, fresh: bool) -> None:
@@ -187,6 +196,7 @@ class Delta:
         self.deletes: dict[bytes, str] = {}  # keys of older messages, with their subjects
         self.moments: dict[bytes, bool] = {}  # keys of the table of expiries: to be put, or to be removed
         self.rows: dict[str, Row] = {}
+        self.packed: dict[str, PackedRow] = {}  # the rows, from when they are journaled
         self.segments: dict[int, Segment] = {}
         self.settled: set[int] = set()  # blocks that lacked messages, and whose sums were replaced
         self.tail: Tail = {}
@@ -214,13 +224,16 @@ class Base:
         self.per_segment: int = size // self.block
         self.state: LogState = LogState()
         self.swept: int = 1
-        # Rows by age: those that the disk has not, those that are on their way there, and some that it has.
-        self.dirty: dict[str, Row] = {}
-        self.flushing: dict[str, Row] = {}
-        self.clean: dict[str, Row] = {}
+        # Rows by age: those that the disk has not, those that are on their way there, and some that it has: of the last
+        # flushes, the newest first. A subject's row is that of the first dict that has it. So only the last one may
+        # lose any.
+        self.dirty: dict[str, PackedRow] = {}
+        self.flushing: dict[str, PackedRow] = {}
+        self.clean: list[dict[str, PackedRow]] = []
         self.is_flushing = False
         self.is_copy = False
-        self._outdated: dict[str, Row] = {}  # to be freed, some with each group: many at once would take a while
+        self._cache = 0  # how many rows to keep of a flush
+        self._outdated: list[dict[str, PackedRow]] = []  # to be freed, some with each group: all at once take a while
         self.segments: dict[int, Segment] = {}  # those with messages, ascending
         self.indexed: dict[int, int] = {}  # segments with an index on the disk -> how many messages it names
         self.index_sums: dict[int, int] = {}  # of those whose entries were not compared with it yet
@@ -244,6 +257,7 @@ class Base:
         copy.is_copy = True
         copy.state, copy.swept = self.state, self.swept
         copy.dirty, copy.segments, copy.indexed = self.unflushed(), dict(self.segments), dict(self.indexed)
+        copy.clean = [{}]
         copy.tail = None if self.tail is None else {number: part.copied() for number, part in self.tail.items()}
         copy.unindexed = set(self.unindexed)
         copy.index_sums, copy.poison, copy.lost = dict(self.index_sums), dict(self.poison), dict(self.lost)
@@ -260,29 +274,35 @@ class Base:
         return segment.sums[block - number * self.per_segment] if segment is not None else 0
 
     def row(self, subject: str) -> Row | None:
-        # Rows are never empty tuples.
-        return self.dirty.get(subject) or self.flushing.get(subject) or self.clean.get(subject)
+        packed = self.dirty.get(subject) or self.flushing.get(subject)  # never empty
+        if packed is None:
+            for rows in self.clean:
+                packed = rows.get(subject)
+                if packed is not None:
+                    break
+            else:
+                return None
+        row: Row = unpack_row(packed)
+        return row
 
     def improve(self, subject: str, row: Row, better: Row) -> None:
         """Keep better bounds of a subject that is in memory anyway, if its row is that one."""
-        for rows in (self.dirty, self.flushing, self.clean):
+        for rows in (self.dirty, self.flushing, *self.clean):
             if subject in rows:
-                if rows[subject] == row:
-                    rows[subject] = better
+                if rows[subject] == pack_row(*row):
+                    rows[subject] = pack_row(*better)
                 return
 
-    def unflushed(self) -> dict[str, Row]:
+    def unflushed(self) -> dict[str, PackedRow]:
         """The rows that the disk may not have."""
         return {**self.flushing, **self.dirty}
 
     def merge(self, delta: Delta) -> None:
         """Take over what a group changed; it was committed."""
         self.state, self.swept = delta.state, delta.swept
-        self.dirty.update(delta.rows)
+        self.dirty.update(delta.packed)
         self.journaled += len(delta.rows)
-        outdated = self._outdated
-        for _ in range(min(len(outdated), FREED + 2 * len(delta.rows))):
-            outdated.popitem()
+        self._free_some(FREED + 2 * len(delta.rows))
         if self.tail is not None:
             if delta.deletes:
                 self._cut_tail(self.tail, delta)
@@ -341,23 +361,54 @@ class Base:
 
     # Rows pass through memory in whole dicts, so that a flush moves none of them.
 
-    def begin_flush(self, cache: int) -> dict[str, Row]:
-        """From now on the rows that the disk has not are on their way there. `cache`: how many rows to keep."""
+    def begin_flush(self) -> dict[str, PackedRow]:
+        """From now on the rows that the disk has not are on their way there."""
         self.flushing, self.dirty, self.is_flushing = self.dirty, {}, True
-        if len(self.flushing) > cache // 8 or len(self.clean) + len(self.flushing) > cache:
-            # These are kept in the end, and not those from before.
-            self._outdated, self.clean = self.clean, {}
         return self.flushing
 
     def end_flush(self, cache: int) -> None:
-        """The disk has them."""
-        if len(self.flushing) > 2 * cache:  # a few more do not matter
-            self._outdated, self.flushing = self.flushing, dict(islice(self.flushing.items(), cache))
-        if self.clean:  # few: they fit into the cache together
-            self.clean.update(self.flushing)
+        """The disk has them. `cache`: how many rows of a flush to keep."""
+        flushed, clean = self.flushing, self.clean
+        if len(flushed) > 2 * cache:  # a few more do not matter
+            self._outdated += [flushed, *clean]  # older rows of those that are dropped must not be left
+            self.clean = [dict(islice(flushed.items(), cache))]
+        elif clean and len(flushed) <= cache // 8 and len(clean[0]) + len(flushed) <= cache:
+            clean[0].update(flushed)
         else:
-            self.clean = self.flushing
-        self.flushing, self.is_flushing = {}, False
+            clean.insert(0, flushed)
+            if len(clean) > FLUSHES:
+                self._outdated.append(clean.pop())
+        self.flushing, self.is_flushing, self._cache = {}, False, cache
+
+    def _free_some(self, count: int) -> None:
+        """Free outdated rows, then as many clean ones as there are too many: the more wait for the next flush, the
+        fewer are left of the oldest."""
+        while self._outdated and count:
+            outdated = self._outdated[-1]
+            for _ in range(min(len(outdated), count)):
+                outdated.popitem()
+                count -= 1
+            if not outdated:
+                self._outdated.pop()
+        while self.clean:
+            oldest, total = self.clean[-1], len(self.dirty) + len(self.flushing)
+            for rows in self.clean:
+                total += len(rows)
+            for _ in range(min(len(oldest), count, max(0, total - FLUSHES * self._cache))):
+                oldest.popitem()
+            if oldest:
+                return
+            self.clean.pop()
+
+    @property
+    def cached(self) -> int:
+        """How many rows are in memory that the disk has."""
+        return sum([len(rows) for rows in self.clean])
+
+    def forget_oldest(self) -> None:
+        """Forget the oldest rows that the disk has."""
+        if self.clean:
+            self.clean.pop()
 
     def abandon_flush(self) -> None:
         """A group failed: the flush begins again, later."""

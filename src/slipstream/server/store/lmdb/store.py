@@ -43,7 +43,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, starmap
 from pathlib import Path
 from struct import Struct
 from threading import get_ident
@@ -87,7 +87,7 @@ from slipstream.server.store.lmdb.records import (
     unpack_stream,
 )
 from slipstream.server.store.lmdb.scrub import Scrubber
-from slipstream.server.store.lmdb.segments import Base, Delta, Segment, Tuning
+from slipstream.server.store.lmdb.segments import Base, Delta, Segment, Tuning, pack_row
 
 _FORMAT = 2
 META_RECORD = Struct("<III")  # format, size of a segment, next stream id
@@ -501,8 +501,9 @@ class LmdbStore:
 
     def _write_rows(self, delta: Delta) -> Iterator[int]:
         env = self._env
-        rest = iter(delta.rows.items())
+        packed, rest = delta.packed, zip(delta.rows, starmap(pack_row, delta.rows.values()), strict=True)
         while rows := list(islice(rest, _PUTS)):
+            packed.update(rows)
             for body in pack_journal(rows):
                 key = control_key(JOURNAL, delta.sid, env.journal_next)
                 env.put_control(key, seal(key, body))
@@ -570,9 +571,8 @@ class LmdbStore:
     def _save_memory(self) -> None:
         """Bound the memory of all streams together to a small multiple of what one may hold."""
         logs, tuning = list(self._streams.values()), self.tuning
-        if sum(len(log.base.clean) for log in logs) > 8 * tuning.cache:
-            for log in logs:
-                log.base.clean = {}  # not those that are being flushed
+        while sum(log.base.cached for log in logs) > 16 * tuning.cache:  # not those that are being flushed
+            max(logs, key=lambda log: log.base.cached).base.forget_oldest()
         if sum(log.base.journaled for log in logs) > 4 * tuning.journal:
             largest = max(logs, key=lambda log: log.base.journaled)
             if not largest.base.is_flushing:
@@ -694,7 +694,7 @@ class LmdbStore:
         for key, value in self._control(control_key(JOURNAL, sid)):
             env.journal_next = max(env.journal_next, int.from_bytes(key[5:], "big") + 1)
             for subject, row in unpack_journal(body_of(key, value, f"a journal record of stream {name!r}")):
-                base.dirty[subject] = row
+                base.dirty[subject] = pack_row(*row)
                 base.journaled += 1
         base.tail = None
         base.unindexed = {number for number in base.segments if number not in base.indexed}

@@ -37,7 +37,8 @@ from slipstream.server.store.lmdb.records import (
     unpack_entry,
     unpack_row,
 )
-from slipstream.server.store.lmdb.segments import UNSOUND, Base, Delta, Part, Row, Tail, share
+from slipstream.server.store.lmdb.segments import UNSOUND, Base, Delta, Part, Row, Tail, pack_row, share
+from slipstream.server.store.lmdb.segments import unpack_row as unpack
 
 _key = MESSAGE_KEY.pack
 _numbers = MESSAGE_KEY.unpack
@@ -116,18 +117,27 @@ def stored_rows(env: Environment, base: Base, subjects: list[str], rows: dict[st
             rows[subject] = _row_to_count_on(env, base, subject)
         return
     prefix = base.sid.to_bytes(4, "big")
-    keys = {}
-    for subject in subjects:
-        keys[prefix + subject_key(subject)] = subject
+    names, keys = sorted(set(subjects)), []  # in the order of their keys
+    for subject in names:
+        name = subject.encode()
+        if len(name) > LONG:  # those are in the order of their digests
+            names.sort(key=subject_key)
+            keys = [prefix + subject_key(subject) for subject in names]
+            break
+        keys.append(prefix + name)
     with env.read.cursor(db=env.subjects) as cursor:
-        stored = cursor.getmulti(sorted(keys))
-    found: dict[str, Row] = {}
+        stored = cursor.getmulti(keys)
+    found: list[Row] = []
     for key, value in stored:
-        subject = keys[key]
-        found[subject] = row_of(key, value) or _row_to_count_on(env, base, subject)
+        while keys[len(found)] != key:
+            found.append(NO_ROW)
+        row = row_of(key, value)
+        found.append(row if row is not None else _row_to_count_on(env, base, names[len(found)]))
     # Behind everything that may raise: a row that was not read must not be taken for an empty one.
-    for subject in subjects:
-        rows[subject] = found.get(subject, NO_ROW)
+    for subject in names:
+        rows[subject] = NO_ROW
+    for subject, row in zip(names, found, strict=False):
+        rows[subject] = row
 
 
 def _row_to_count_on(env: Environment, base: Base, subject: str) -> Row:
@@ -161,7 +171,8 @@ def _recount(env: Environment, base: Base, subject: str) -> Row:
     committed = View(env, base, (), base.swept, base.swept)
     seqs = list(committed.seqs(subject, base.swept, base.state.last_seq))
     row = (len(seqs), seqs[0], seqs[-1]) if seqs else NO_ROW
-    (base.clean if base.is_copy else base.dirty)[subject] = row  # walks over the rows of a copy may be under way
+    # Walks over the changed rows of a copy may be under way.
+    (base.clean[0] if base.is_copy else base.dirty)[subject] = pack_row(*row)
     return row
 
 
@@ -329,8 +340,12 @@ class View:
         fits, prefix = matcher(pattern or ">"), literal_prefix(pattern)
         start = subject_key(prefix)[:LONG] if not after else subject_key(after) + b"\0"
         fresh: dict[str, Row] = {}
-        for known in (self.base.flushing, self.base.dirty, *[delta.rows for delta in self.deltas]):
-            for subject, row in known.items():
+        for unflushed in (self.base.flushing, self.base.dirty):
+            for subject, packed in unflushed.items():
+                if subject.startswith(prefix) and fits(subject):
+                    fresh[subject] = unpack(packed)
+        for delta in self.deltas:
+            for subject, row in delta.rows.items():
                 if subject.startswith(prefix) and fits(subject):
                     fresh[subject] = row
         ready = sorted((key, subject) for subject in fresh if (key := subject_key(subject)) >= start)
@@ -371,8 +386,8 @@ class View:
         """The same in no order, for a view without groups whose base does not change: None after every `LOOKED` rows
         that were looked at."""
         dirty, looked = self.base.unflushed() if self.base.flushing else self.base.dirty, 0
-        for subject, row in dirty.items():
-            if row[0] and subject.startswith(prefix) and fits(subject):
+        for subject, packed in dirty.items():
+            if subject.startswith(prefix) and fits(subject) and (row := unpack(packed))[0]:
                 yield subject, row
             looked += 1
             if not looked % LOOKED:
