@@ -179,9 +179,9 @@ class SealJob:
             return
         found: dict[str, int | list[int]] = {}  # as of now: what is removed meanwhile is named nevertheless
         if part is not None:
-            messages = list(zip(part.names, part.seqs, strict=True))
-            for at in range(0, len(messages), 8 * env.step):
-                _group(messages[at : at + 8 * env.step], found)
+            subjects, seqs, each = list(part.names), list(part.seqs), 8 * env.step
+            for at in range(0, len(seqs), each):
+                _group(zip(subjects[at : at + each], seqs[at : at + each], strict=True), found)
                 yield 2 * env.step
         for names in _sorted(list(found), env.step):
             if isinstance(names, int):
