@@ -120,11 +120,15 @@ class Engine:
             compat=settings.compat,
             journals={Storage.FILE.value: file_journal, Storage.MEMORY.value: memory_journal},
             batch_usage=BatchUsage(settings.max_pending_total),
+            load=(load := Load()),
+            jobs=Jobs(load),
         )
         self.timers: Timers = shared.timers
         self.jobs: Jobs = shared.jobs
         self.batch_usage: BatchUsage = shared.batch_usage
         self._commit_waiters = shared.commit_waiters
+        for journal in self.journals:
+            journal.store.measure(load)
         self.remote_ingests: RemoteIngests = RemoteIngests()  # what the driver reads from other servers
         self._verify, self._rng = verify, rng
         self._authenticator = self._make_authenticator(settings)

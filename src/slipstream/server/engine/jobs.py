@@ -28,7 +28,7 @@ from typing import Generic, Protocol, TypeVar
 
 from slipstream.errors import StoreError
 from slipstream.server.engine.core.session import Session
-from slipstream.server.engine.ports import Walk
+from slipstream.server.engine.ports import Walk, Work
 
 T = TypeVar("T")
 
@@ -54,15 +54,15 @@ class Job(Hashable, Protocol):
         """Do one chunk; the progress, and the units of work (messages sent)."""
 
 
-class Load:
-    """The work done for the event that is being handled, and the client that sent it."""
+class Load(Work):
+    """The work done for the event that is being handled (or by the job that is run), and the client that sent it."""
 
-    __slots__ = ("client", "owner", "units")
+    __slots__ = ("client", "owner")
 
     def __init__(self) -> None:
+        super().__init__()
         self.client: Session | None = None  # None: the server itself
         self.owner: Session | None = None  # of a request that waited for something, and is answered now
-        self.units: int = 0
 
     @property
     def asker(self) -> Session | None:
@@ -73,7 +73,9 @@ class Load:
 class Jobs:
     """All jobs of the server."""
 
-    def __init__(self) -> None:
+    def __init__(self, load: Load | None = None) -> None:
+        """`load` counts what the jobs did not foresee."""
+        self._load = load or Load()
         self._accounts: OrderedDict[str, OrderedDict[Hashable, deque[Job]]] = OrderedDict()  # whose turn it is first
         self._count = 0
         self.has_new: bool = False  # a job was started since the last step
@@ -122,8 +124,9 @@ class Jobs:
                     owners[owner] = queue
                 if owners:
                     accounts[account] = owners
+                self._load.units = 0
                 progress, units = job.run()
-                budget -= max(units, 1)
+                budget -= max(units, self._load.units, 1)
                 if progress is not Progress.DONE:
                     again.append((job, account, owner))
                     more = more or progress is Progress.MORE
@@ -157,7 +160,7 @@ class AccountJobs:
         the input of the client that asks waits for a longer one. False if there are too many jobs; nothing is called
         then."""
         load = self.load
-        job = Search(walk, done, failed, load.client, load.asker, self._resume)
+        job = Search(walk, done, failed, load, self._resume)
         progress, units = job.run()
         load.units += units
         if progress is Progress.DONE:
@@ -177,13 +180,12 @@ class Search(Generic[T]):
         walk: Walk[T],
         done: Callable[[T], None],
         failed: Callable[[StoreError], None],
-        client: Session | None,
-        asker: Session | None,
+        load: Load,
         resume: Callable[[Session], None],
     ) -> None:
-        """The input of `client` waits for it. The walk ends when the `asker` is gone."""
+        """The input of the client that is being served waits for it. The walk ends when the asker is gone."""
         self._walk, self._done, self._failed = walk, done, failed
-        self._client, self._asker, self._resume = client, asker, resume
+        self._load, self._client, self._asker, self._resume = load, load.client, load.asker, resume
         self._is_deferred = False
 
     def defer(self) -> None:
@@ -198,8 +200,9 @@ class Search(Generic[T]):
         if self._is_deferred and self._asker is not None and self._asker.closed:
             self._walk.close()
             return Progress.DONE, 0
+        load, begun = self._load, self._load.units
         try:
-            while units < SLICE_UNITS:
+            while units < SLICE_UNITS and load.units - begun < SLICE_UNITS:
                 units += next(self._walk)
         except StopIteration as end:
             self._end()

@@ -231,6 +231,18 @@ class StreamLog(Protocol):
         """The changes of the groups finished since the last call; None: no change, or `watch` is off."""
 
 
+class Work:
+    """Counts units of work (see `Walk`) that a call to a store takes and its caller cannot foresee."""
+
+    __slots__ = ("units",)
+
+    def __init__(self) -> None:
+        self.units: int = 0
+
+
+MOST_UNFORESEEN = 256  # units, from which on what is read in slices is cut short
+
+
 class Group(Protocol):
     """Changes that are committed together."""
 
@@ -304,6 +316,10 @@ class Store(Protocol):
 
     def size_of(self, subject: str, header: bytes, payload: bytes) -> int:
         """The size of a message in the statistics and against `max_bytes`."""
+
+    def measure(self, work: Work) -> None:
+        """Count there, from now on, the work that callers cannot foresee: messages are compared with their sums when
+        one of their block is looked at for the first time."""
 
     def streams(self) -> Iterable[tuple[str, bytes]]:
         """Name and configuration of every stream, as the writer sees it."""

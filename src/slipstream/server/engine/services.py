@@ -104,9 +104,9 @@ class SharedServices:
     compat: bool  # answer as nats-server does, where the documents say otherwise
     journals: Mapping[str, Journal]  # by storage; both may be the same
     batch_usage: BatchUsage
+    load: Load
+    jobs: Jobs
     timers: Timers = field(default_factory=Timers)
-    jobs: Jobs = field(default_factory=Jobs)
-    load: Load = field(default_factory=Load)
     commit_waiters: CommitWaiters = field(default_factory=CommitWaiters)
 
     @property

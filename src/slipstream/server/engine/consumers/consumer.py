@@ -103,6 +103,7 @@ class Consumer:
             self._acks,
             settled=settled,
             as_of=stream.as_of,
+            work=services.jobs.load,
             started=state is not None,
             after=after,
         )

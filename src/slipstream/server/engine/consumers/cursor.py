@@ -25,7 +25,7 @@ from slipstream.server.engine.consumers.deliver_policy import (
 from slipstream.server.engine.consumers.delivery_state import DeliveryState
 from slipstream.server.engine.consumers.filters import Filters
 from slipstream.server.engine.consumers.persistence import StateWriter
-from slipstream.server.engine.ports import Record, StreamLog, Walk
+from slipstream.server.engine.ports import MOST_UNFORESEEN, Record, StreamLog, Walk, Work
 from slipstream.wire import SubjectSet
 
 CHUNK = 512
@@ -51,11 +51,12 @@ class Cursor:
         *,
         settled: Callable[[Iterable[int]], None],
         as_of: Callable[[], int],
+        work: Work,
         started: bool,
         after: int | None = None,
     ) -> None:
         """`started`: the state is that of a consumer that had begun before. `settled` tells the stream's retention
-        which messages this consumer needs no more."""
+        which messages this consumer needs no more. `work`: what its job has done so far in this turn."""
         self.state = state
         self.filters: Filters = Filters(())
         self.left: int = 0  # messages of the filters from `state.next_seq` on
@@ -69,6 +70,7 @@ class Cursor:
         # acknowledged, and a server that crashed before finds its beginning again by this.
         self.after: int = after if after is not None else log.state.last_seq
         self._as_of = as_of
+        self._work = work
         self._min_last_seq = 0
         self._is_reached = False
         self.stopped_at: int = 0  # the damaged message that it stands in front of
@@ -324,7 +326,7 @@ class Cursor:
                 self._acks.removed(seq)
                 continue
             found.append(record)
-            if len(found) >= limit:
+            if len(found) >= limit or self._work.units > MOST_UNFORESEEN:
                 break
         return found
 
@@ -333,7 +335,7 @@ class Cursor:
         state, self.stopped_at = self.state, 0
         try:
             while state.skips is not None and not state.skips.done:
-                if found := state.skips.next(self._log, limit):
+                if found := state.skips.next(self._log, limit, self._work):
                     return found
                 self._leave_skips()
             at = max(state.next_seq, self._looked_to)

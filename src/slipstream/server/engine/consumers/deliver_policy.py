@@ -10,7 +10,7 @@ from struct import pack, unpack_from
 from slipstream.api import ConsumerConfig, DeliverPolicy
 from slipstream.errors import CorruptRecordError
 from slipstream.server.engine.consumers.filters import Filters
-from slipstream.server.engine.ports import LogSnapshot, LogState, Record, StreamLog, Walk
+from slipstream.server.engine.ports import MOST_UNFORESEEN, LogSnapshot, LogState, Record, StreamLog, Walk, Work
 
 REVIEWED = 128  # messages that are looked up between two pauses
 LISTED = 8192  # sequences that are added to a list between two pauses
@@ -32,7 +32,7 @@ class SkipList:
     def done(self) -> bool:
         return self._at >= len(self._seqs)
 
-    def next(self, log: StreamLog, limit: int) -> list[Record]:
+    def next(self, log: StreamLog, limit: int, work: Work) -> list[Record]:
         """The next of them, without those that were removed, up to a damaged one. Raises if it would be the first."""
         found: list[Record] = []
         for seq in self._seqs[self._at : self._at + limit]:
@@ -44,6 +44,8 @@ class SkipList:
                 return found
             if record is not None:
                 found.append(record)
+                if work.units > MOST_UNFORESEEN:
+                    return found
         if not found:
             self._at = min(self._at + limit, len(self._seqs))
         return found

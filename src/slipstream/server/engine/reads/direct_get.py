@@ -26,7 +26,7 @@ from slipstream.errors import CorruptRecordError, StoreError
 from slipstream.server.engine.bounds import MAX_BRANCHES
 from slipstream.server.engine.core.session import Session
 from slipstream.server.engine.jobs import RECEIVE_UNITS, SLICE_UNITS, Load, Progress
-from slipstream.server.engine.ports import FEW_PATTERNS, LogSnapshot, Record, Walk, has_wildcard
+from slipstream.server.engine.ports import FEW_PATTERNS, MOST_UNFORESEEN, LogSnapshot, Record, Walk, has_wildcard
 from slipstream.server.engine.reads.appended_body import decode_appended
 from slipstream.server.engine.reads.frozen_log import LogView
 from slipstream.server.engine.services import Services
@@ -587,7 +587,13 @@ class DirectBatch:
         records = []
         size = 0
         while True:
-            while self._at < len(self._seqs) and len(records) < limit and size < self._chunk_bytes:
+            load = self._services.jobs.load
+            while (
+                self._at < len(self._seqs)
+                and len(records) < limit
+                and size < self._chunk_bytes
+                and load.units <= MOST_UNFORESEEN
+            ):
                 seq = self._seqs[self._at]
                 record = self._kept.pop(seq, None) or self._log.get(seq)
                 self._at += 1

@@ -635,9 +635,15 @@ class Stream:
             is_slow = older + own > most
         if not older:
             return
-        if not is_slow:
+        if not is_slow and pattern == ">":
             self._removed_at_once(min(log.purge(pattern=pattern, below=seq), AT_ONCE))
             return
+        if not is_slow:
+            count, at = log.purge_some(pattern, 0, below=seq, limit=older)
+            self._removed_at_once(count)
+            if at >= seq or count == older:
+                return
+            self._at_once = 0  # it took more work than its messages tell
         removal = self._rollups.get(pattern)
         if removal is None:
             removal = self._rollups[pattern] = Rollup(self, pattern)

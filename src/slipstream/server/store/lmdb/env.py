@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 import lmdb
 
 from slipstream.errors import CorruptRecordError, StoreError
+from slipstream.server.engine.ports import Work
 from slipstream.server.store.lmdb.pages import TABLES, Damage, PageFile
 from slipstream.server.store.lmdb.records import STAMP as STAMP_RECORD
 from slipstream.server.store.lmdb.records import CorruptMessageError, body_of, seal, weight
@@ -264,6 +265,7 @@ class Environment:
     def __init__(self, path: str | os.PathLike[str], *, map_size: int, step: int) -> None:
         self.path: Path = Path(path)
         self.step: int = step  # units of work in one step of a job
+        self.work: Work = Work()
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = self._take_lock()

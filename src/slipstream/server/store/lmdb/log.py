@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from heapq import merge
-from itertools import islice
 from typing import Final
 from zlib import crc32
 
 import lmdb
 
 from slipstream.errors import StoreError
-from slipstream.server.engine.ports import Changes, LogState, Record, expires_at, has_wildcard, matcher
+from slipstream.server.engine.ports import MOST_UNFORESEEN, Changes, LogState, Record, expires_at, has_wildcard, matcher
 from slipstream.server.store.change_log import ChangeLog
 from slipstream.server.store.lmdb.env import Environment
 from slipstream.server.store.lmdb.expiry import moment_key, moment_of, moments, take
@@ -279,11 +278,15 @@ class LmdbLog(LogReader):
         row = view.row(subject)
         if row is None or not row[0]:
             return 0, below
-        victims = list(islice(self._sound(view, subject, max(seq, row[1]), min(row[2], below - 1)), limit))
+        victims, begun, is_cut = list[int](), self._env.work.units, False
+        for at in self._sound(view, subject, max(seq, row[1]), min(row[2], below - 1)):
+            victims.append(at)
+            if is_cut := len(victims) == limit or self._env.work.units - begun > MOST_UNFORESEEN:
+                break
         if victims:
             self.touch()
             self._take_victims(victims)
-        return len(victims), victims[-1] + 1 if len(victims) == limit else below
+        return len(victims), victims[-1] + 1 if is_cut else below
 
     purges_at_once = True
 

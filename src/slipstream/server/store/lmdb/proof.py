@@ -33,6 +33,7 @@ from slipstream.server.store.lmdb.records import (
 )
 from slipstream.server.store.lmdb.segments import COUNTED, UNSOUND, Base, share
 
+SUMMED_PER_UNIT = 8  # messages that are compared with the sum of their block
 MISSING = "is missing, and was not removed: a page of the store was lost"
 DISORDER = "is not found where it should be: the keys there are those of another page"
 UNCERTAIN = (
@@ -154,6 +155,7 @@ def count(env: Environment, base: Base, block: int) -> None:
     """Compare the messages of a block with its sum."""
     low, high = bounds(base, block)
     adding = sum_full_block if is_full(base, block) else sum_block
+    env.work.units += max(0, high - low) // SUMMED_PER_UNIT
     settle(env, base, block, adding(env, base, low, high) if low < high else 0)
 
 

@@ -15,7 +15,7 @@ from zlib import crc32
 
 import lmdb
 
-from slipstream.server.engine.ports import LogState, Record, has_wildcard, matcher
+from slipstream.server.engine.ports import MOST_UNFORESEEN, LogState, Record, has_wildcard, matcher
 from slipstream.server.store.lmdb.env import Environment
 from slipstream.server.store.lmdb.proof import (
     DISORDER,
@@ -231,6 +231,7 @@ class LogReader:
         found: list[Record] = []
         size = 0
         at = seq
+        begun = self._env.work.units
         try:
             for item in self._matches(pattern, seq) if has_wildcard(pattern) else self._of_subject(pattern, seq):
                 if isinstance(item, int):
@@ -243,7 +244,7 @@ class LogReader:
                 if max_bytes and size > max_bytes and found:
                     return found, at
                 found.append(record)
-                if len(found) == limit:
+                if len(found) == limit or (bounded and self._env.work.units - begun > MOST_UNFORESEEN):
                     return found, at + 1
         except CorruptMessageError as exc:
             if found:

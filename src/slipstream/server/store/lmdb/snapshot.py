@@ -14,7 +14,16 @@ from collections.abc import Callable, Sequence
 from os.path import commonprefix
 from typing import cast
 
-from slipstream.server.engine.ports import LogState, Record, Walk, has_wildcard, matcher, matching, sorted_walk
+from slipstream.server.engine.ports import (
+    MOST_UNFORESEEN,
+    LogState,
+    Record,
+    Walk,
+    has_wildcard,
+    matcher,
+    matching,
+    sorted_walk,
+)
 from slipstream.server.store.lmdb.env import Environment
 from slipstream.server.store.lmdb.reader import LogReader, or_damaged
 from slipstream.server.store.lmdb.records import literal_prefix
@@ -100,7 +109,8 @@ class LmdbSnapshot:
     def multi_last(self, patterns: Sequence[str], *, up_to: int = 0, limit: int = 1024) -> Walk[list[int] | None]:
         view = self._reader().view
         found: set[int] = set()
-        done = 0
+        work = self._env.work
+        done, begun = 0, work.units
         # Filters with the same literal beginning share one walk over the subjects.
         groups: dict[str, dict[str, None]] = {}
         for pattern in patterns:
@@ -108,9 +118,9 @@ class LmdbSnapshot:
                 if seq := or_damaged(view.last_of, pattern, up_to):
                     found.add(seq)
                 done += 1
-                if done == PAUSE:
-                    done = 0
-                    yield PAUSE
+                if done == PAUSE or work.units - begun > MOST_UNFORESEEN:
+                    yield done
+                    done, begun = 0, work.units
             else:
                 groups.setdefault(literal_prefix(pattern), {})[pattern] = None
         for group in groups.values():
@@ -124,9 +134,9 @@ class LmdbSnapshot:
                     if len(found) > limit:
                         return None
                 done += 1
-                if done == PAUSE:
-                    done = 0
-                    yield PAUSE
+                if done == PAUSE or work.units - begun > MOST_UNFORESEEN:
+                    yield done
+                    done, begun = 0, work.units
             done += 1  # a walk is not free, even if it finds nothing
             if done >= PAUSE:
                 done = 0

@@ -52,7 +52,7 @@ from typing import Literal
 import lmdb
 
 from slipstream.errors import CorruptRecordError, StoreError, UsageError
-from slipstream.server.engine.ports import Group, StreamLog, record_size
+from slipstream.server.engine.ports import Group, StreamLog, Work, record_size
 from slipstream.server.store.lmdb.compact import Compaction, Phase
 from slipstream.server.store.lmdb.env import (
     INDEXED,
@@ -143,6 +143,9 @@ class LmdbStore:
             raise
 
     # Streams.
+
+    def measure(self, work: Work) -> None:
+        self._env.work = work
 
     def streams(self) -> list[tuple[str, bytes]]:
         return [(name, log.config) for name, log in self._streams.items()]

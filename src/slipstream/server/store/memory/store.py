@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from slipstream.errors import StoreError, UsageError
-from slipstream.server.engine.ports import Group, Savepoints, StreamLog, record_size
+from slipstream.server.engine.ports import Group, Savepoints, StreamLog, Work, record_size
 from slipstream.server.store.memory.index import MessageIndex
 from slipstream.server.store.memory.log import Groups, LogUndo, MemoryGroup, MemoryLog, SizeOf
 
@@ -59,6 +59,9 @@ class MemoryStore:
         self._groups = Groups()
         self._savepoints: list[Savepoint] = []
         self._refuse: list[MessageIndex] = []  # that nothing else refers to
+
+    def measure(self, work: Work) -> None:
+        """All of its work can be foreseen."""
 
     def streams(self) -> list[tuple[str, bytes]]:
         return [(name, config) for name, (_, config) in self._streams.items()]
