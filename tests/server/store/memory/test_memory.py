@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from slipstream.errors import StoreError, UsageError
 from slipstream.server.engine.ports import Walk
+from slipstream.server.store.memory.log import MemoryLog
 from slipstream.server.store.memory.store import FREED, MemoryStore
 
 
@@ -139,3 +142,39 @@ def result_of(walk: Walk[list[tuple[str, int]]]) -> list[tuple[str, int]]:
     except StopIteration as end:
         found: list[tuple[str, int]] = end.value
         return found
+
+
+def test_position_by_time_is_found_without_a_look_at_all_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(3)
+    for share in (0.05, 0.5, 0.95):
+        store = MemoryStore()
+        log = store.create("S", b"")
+        assert isinstance(log, MemoryLog)
+        for n in range(2000):
+            log.append(10 * (n // 3), f"s.{n}", b"", b"")
+        carry(store)
+        for seq in range(1, 2001):
+            if chance.random() < share:
+                log.remove(seq)
+        if share == 0.5:
+            carry(store)  # otherwise readers still see what was removed
+        expected = {time: slow_position(log, time) for time in range(-5, 6700, 5)}
+        with monkeypatch.context() as patch:
+            patch.setattr(log, "_all_seqs", None)
+            assert {time: log.time_to_seq(time) for time in expected} == expected
+
+
+def test_position_by_time_behind_a_wide_gap() -> None:
+    store = MemoryStore()
+    log = store.create("S", b"")
+    for seq in (1, 2, 100_000, 100_001, 300_000):
+        log.skip(seq)
+        log.append(seq * 10, "s", b"", b"")
+    carry(store)
+    found = [log.time_to_seq(time) for time in (5, 20, 21, 1_000_000, 1_000_011, 3_000_000, 3_000_001)]
+    assert found == [1, 2, 100_000, 100_000, 300_000, 300_000, 300_001]
+
+
+def slow_position(log: MemoryLog, time: int) -> int:
+    records = log.scan("", 0, limit=10_000)
+    return next((record.seq for record in records if record.time >= time), log.committed.last_seq + 1)

@@ -402,10 +402,39 @@ class MemoryLog:
         if state.messages == state.last_seq - state.first_seq + 1:  # no holes
             every = range(state.first_seq, state.last_seq + 1)
             return state.first_seq + bisect_left(every, time, key=self._time_of)
+        found = self._seq_at(time, state)
+        if found is not None:
+            return found
         seqs = self._all_seqs()
         end = bisect_right(seqs, state.last_seq)
         at = bisect_left(seqs, time, bisect_left(seqs, state.first_seq), end, key=self._time_of)
         return seqs[at] if at < end else state.last_seq + 1
+
+    def _seq_at(self, time: int, state: LogState) -> int | None:
+        """The same with gaps, by a binary search among sequences; None if it came to a wide gap."""
+        low, high = state.first_seq, state.last_seq + 1
+        following = high  # the first message from `high` on
+        while low < high:
+            middle = (low + high) // 2
+            seq = self._next_to(middle, high)
+            if seq is None:
+                return None
+            if seq == high:
+                high = middle
+            elif self._time_of(seq) < time:
+                low = seq + 1
+            else:
+                high, following = middle, seq
+        return following
+
+    def _next_to(self, seq: int, end: int) -> int | None:
+        """The first message from `seq` on that readers see, or `end`; None behind a wide gap."""
+        indexes = self.indexes()
+        for at in range(seq, min(seq + LOOKED, end)):
+            for index in indexes:
+                if at in index.messages:
+                    return at
+        return end if seq + LOOKED >= end else None
 
     def _all_seqs(self) -> list[int]:
         """The sequences of all messages, in order. Lists are made and merged in C: some nanoseconds for each."""
