@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipstream.server.engine.consumers import commit_news, retention
-from slipstream.server.engine.consumers.commit_news import CommitNews, FilterIndex
-from slipstream.server.engine.consumers.filters import Filters
+from slipstream.server.engine.consumers import filters, retention
+from slipstream.server.engine.consumers.filters import CommitNews, FilterIndex, Filters
 from slipstream.server.engine.jobs import RECEIVE_UNITS, SLICE_UNITS
 from slipstream.server.engine.ports import Changes
 from slipstream.wire import SubjectSet, pub
@@ -47,8 +46,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             found.append(subject)
             return matching(self, subject)
 
-    for module in ("filters", "commit_news"):
-        monkeypatch.setattr(f"slipstream.server.engine.consumers.{module}.SubjectSet", Counted)
+    monkeypatch.setattr(filters, "SubjectSet", Counted)
     return found
 
 
@@ -149,7 +147,7 @@ def test_news_of_a_commit_are_those_that_each_message_tells() -> None:
 
 
 def test_removals_of_a_commit_are_not_looked_through_by_each_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_news, "FEW_REMOVED", 0)
+    monkeypatch.setattr(filters, "FEW_REMOVED", 0)
     client = Rig().client()
     stream(client, ">", max_msgs=100)
     client.send(b"".join(pub("s.x", b"x") for _ in range(100)))

@@ -609,3 +609,19 @@ def test_publishes_beside_a_lower_limit_of_each_subject_are_in_slices(rig: Rig) 
     assert before - log.state.messages <= 2 * AT_ONCE
     rig.settle()
     assert len(payloads(rig)) == 60
+
+
+def test_flood_of_messages_with_times_to_live_leaves_groups_small(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path / "s", map_size=1 << 28)
+    rig = Rig(store=store)
+    client, count = rig.client(), 3000
+    client.create("T", subjects=["t.>"], storage="file", allow_msg_ttl=True)
+    header = b"NATS/1.0\r\nNats-TTL: 1h\r\n\r\n"
+    client.send(b"".join(pub(f"t.{n}", b"x", "", header) for n in range(count)), settle=False)
+    for _ in range(50):  # turns while a group is on its way to the disk
+        rig.engine.step(rig.now)
+    (journal,) = rig.engine.journals
+    assert MAX_PENDING < journal.store.pending <= 2 * MAX_PENDING
+    rig.settle()
+    assert rig.engine.streams["T"].log.committed.messages == count
+    store.close()

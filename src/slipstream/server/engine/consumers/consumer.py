@@ -37,11 +37,11 @@ from slipstream.errors import ErrorCode, StoreError
 from slipstream.server.engine.consumers.ack_handling import AckHandling
 from slipstream.server.engine.consumers.ack_router import ACK_PREFIX
 from slipstream.server.engine.consumers.advisories import ConsumerAdvisories
-from slipstream.server.engine.consumers.commit_news import CommitNews
 from slipstream.server.engine.consumers.config import config_record, filters_of
 from slipstream.server.engine.consumers.cursor import Cursor
 from slipstream.server.engine.consumers.deliver_policy import SkipList
 from slipstream.server.engine.consumers.delivery_state import DeliveryState
+from slipstream.server.engine.consumers.filters import CommitNews
 from slipstream.server.engine.consumers.job import DeliveryJob
 from slipstream.server.engine.consumers.parent import ParentStream
 from slipstream.server.engine.consumers.persistence import LazyCommit, StateWriter

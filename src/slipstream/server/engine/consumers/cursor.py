@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from slipstream.api import ConsumerConfig, DeliverPolicy
 from slipstream.errors import CorruptRecordError
 from slipstream.server.engine.consumers.ack_handling import AckHandling
-from slipstream.server.engine.consumers.commit_news import CommitNews
 from slipstream.server.engine.consumers.config import filters_of
 from slipstream.server.engine.consumers.deliver_policy import (
     REVIEWED,
@@ -23,7 +22,7 @@ from slipstream.server.engine.consumers.deliver_policy import (
     starting_walk,
 )
 from slipstream.server.engine.consumers.delivery_state import DeliveryState
-from slipstream.server.engine.consumers.filters import Filters
+from slipstream.server.engine.consumers.filters import CommitNews, Filters
 from slipstream.server.engine.consumers.persistence import StateWriter
 from slipstream.server.engine.ports import MOST_UNFORESEEN, Record, StreamLog, Walk, Work
 from slipstream.wire import SubjectSet

@@ -9,11 +9,11 @@ from __future__ import annotations
 from slipstream.api import AckPolicy, ConsumerConfig, DeliverPolicy, Retention
 from slipstream.errors import ConsumerNotFoundError, ErrorCode
 from slipstream.server.engine.consumers import config as rules
-from slipstream.server.engine.consumers.commit_news import CommitNews, FilterIndex
 from slipstream.server.engine.consumers.config import read_config
 from slipstream.server.engine.consumers.consumer import Consumer
 from slipstream.server.engine.consumers.cursor import Cursor
 from slipstream.server.engine.consumers.delivery_state import DeliveryState
+from slipstream.server.engine.consumers.filters import CommitNews, FilterIndex
 from slipstream.server.engine.consumers.parent import ParentStream
 from slipstream.server.engine.consumers.persistence import (
     LazyCommit,

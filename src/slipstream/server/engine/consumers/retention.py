@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 
 from slipstream.api import Retention, StreamConfig
 from slipstream.errors import CorruptRecordError
-from slipstream.server.engine.consumers.commit_news import FilterIndex
 from slipstream.server.engine.consumers.cursor import Cursor
 from slipstream.server.engine.consumers.deliver_policy import exists
+from slipstream.server.engine.consumers.filters import FilterIndex
 from slipstream.server.engine.consumers.parent import ParentStream
 from slipstream.server.engine.consumers.persistence import LazyCommit
 from slipstream.server.engine.jobs import SLICE_UNITS, Progress

@@ -29,7 +29,7 @@ from slipstream.server.engine.api.requests import error_body
 from slipstream.server.engine.consumers.registry import Consumers
 from slipstream.server.engine.core.routing import AccountRouter
 from slipstream.server.engine.journal import Answer, Journal
-from slipstream.server.engine.ports import Record, StreamLog, expires_at
+from slipstream.server.engine.ports import Record, StreamLog, expires_at, has_wildcard
 from slipstream.server.engine.reads.replicas import Replicas
 from slipstream.server.engine.replication.fidelity import Fidelity, sweeps
 from slipstream.server.engine.services import Services, UpstreamState
@@ -62,6 +62,7 @@ from slipstream.server.engine.streams.wildcard_checks import Known, WildcardSear
 from slipstream.wire import SubjectMapping, SubjectSet, is_valid_subject
 
 NO_LIMIT = 1 << 62
+TTL_UNITS = 2  # of work (`engine.jobs`) for a message with a time to live: the store keeps an index of them
 MOST_FOR_ONE = 2048  # messages that rollups replaced and that go at once, for the place of one new message
 _DUPLICATE = '"duplicate": true'
 
@@ -614,6 +615,8 @@ class Stream:
         if self._republish is not None:
             self._republish_later(subject, header, payload, seq=seq, now=now, before=before)
         self._trim(subject)
+        if wanted.ttl:
+            self._load.units += TTL_UNITS
         self.expiry.appended(expires_at(now, header) if wanted.ttl else 0)
         if self._by_interest:
             self.consumers.retention.offered(seq, subject)
@@ -628,14 +631,14 @@ class Stream:
         """Remove what a message has replaced: all of a subject, or of all, that is older. `own` of it are the message
         itself."""
         log, most = self.log, self._at_once
-        if pattern == ">":
+        if has_wildcard(pattern):  # of all subjects, or of one that looks like a filter
             older, is_slow = log.state.messages - own, is_long(log, pattern, below=seq, keep=own)
         else:
             older = log.count_of(pattern) - own
             is_slow = older + own > most
         if not older:
             return
-        if not is_slow and pattern == ">":
+        if not is_slow and has_wildcard(pattern):
             self._removed_at_once(min(log.purge(pattern=pattern, below=seq), AT_ONCE))
             return
         if not is_slow:
