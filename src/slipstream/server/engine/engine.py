@@ -550,10 +550,7 @@ class Engine:
         answers = journal.finish(batch)
         try:
             # 2. Messages about the group: republished ones, advisories.
-            for port, subject, header, payload, client in batch.events:
-                self.load.owner = client
-                port.send(subject, header, payload)
-            self.load.owner = None
+            self._send_events(batch)
             # 3. Consumers look for new messages.
             for follower in list(journal.followers):
                 follower.committed(now)
@@ -569,6 +566,17 @@ class Engine:
                 report()
             # 7. Mirrors and sources, then reads that wait for a sequence.
             self._commit_waiters.release()
+
+    def _send_events(self, batch: CommitBatch) -> None:
+        """Send republished messages and advisories, in the order of the stream whoever published."""
+        load = self.load
+        load.is_about_commit = True
+        try:
+            for port, subject, header, payload, client in batch.events:
+                load.owner = client
+                port.send(subject, header, payload)
+        finally:
+            load.owner, load.is_about_commit = None, False
 
     def _by_port(self, answers: list[Answer]) -> Iterable[tuple[ReplyPort, list[Answer]]]:
         if not self._had_accounts:

@@ -57,12 +57,13 @@ class Job(Hashable, Protocol):
 class Load(Work):
     """The work done for the event that is being handled (or by the job that is run), and the client that sent it."""
 
-    __slots__ = ("client", "owner")
+    __slots__ = ("client", "is_about_commit", "owner")
 
     def __init__(self) -> None:
         super().__init__()
         self.client: Session | None = None  # None: the server itself
         self.owner: Session | None = None  # of a request that waited for something, and is answered now
+        self.is_about_commit: bool = False  # what is sent now is about a commit: all of that stays in order
 
     @property
     def asker(self) -> Session | None:

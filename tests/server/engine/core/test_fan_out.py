@@ -10,7 +10,7 @@ import pytest
 from slipstream.server.engine.core.routing import MOST_TARGETS, TARGETS_PER_UNIT
 from slipstream.server.engine.engine import BRANCHES_PER_UNIT
 from slipstream.server.engine.jobs import RECEIVE_UNITS, STEP_UNITS
-from slipstream.wire import Msg, Pong, pub
+from slipstream.wire import Headers, Msg, Pong, pub
 from tests.server.support import Client, Rig, status
 
 SUBS, PUBLISHES = 1000, 60
@@ -166,6 +166,32 @@ def test_republished_messages_to_many_subscribers_take_several_turns() -> None:
         assert len(counts) < 500
     assert max(counts) <= MOST
     assert [m.payload for m in seen[::SUBS]] == [b"%d" % n for n in range(PUBLISHES)]
+
+
+def test_republished_messages_of_several_publishers_stay_in_the_order_of_the_stream() -> None:
+    rig = Rig()
+    reader, others = subscribed(rig, "w.>"), [rig.client() for _ in range(5)]
+    others[0].create("S", republish={"src": ">", "dest": "w.>"})
+    for n in range(3 * PUBLISHES):
+        others[n % 3].send(pub(f"s.{n % 7}", b""), settle=False)
+    sent = 3 * PUBLISHES
+    seen: list[Msg] = []
+    turns = 0
+    while len(seen) < SUBS * sent:
+        if turns in (2, 3):  # the next group is committed before all of the first is delivered
+            assert len(seen) < SUBS * sent
+            others[1 + turns].send(pub("s.late", b""), settle=False)
+            sent += 1
+        rig.turn()
+        seen += reader.messages()
+        turns += 1
+        assert turns < 500
+    assert turns > 5
+    seqs = [Headers.parse(m.header).get("Nats-Sequence") for m in seen if m.sid == seen[0].sid]
+    assert seqs == [str(n + 1) for n in range(sent)]
+    for one in others:
+        one.send(b"PING\r\n")
+        assert any(isinstance(event, Pong) for event in one.take())  # it was released behind its last message
 
 
 @pytest.mark.parametrize("kind", ["push", "pull", "direct"])

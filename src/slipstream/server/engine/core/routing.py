@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable
-from typing import Final, Protocol
+from enum import Enum
+from typing import Final, NamedTuple, Protocol
 
 from slipstream.server.engine.auth.permissions import Rules
 from slipstream.server.engine.auth.reply_targets import INBOX, is_reserved
@@ -70,7 +71,9 @@ class AccountRouter:
         """`output` collects the sessions with output, and `load` counts the work; the routers of all accounts share
         them."""
         self._load = load or Load()
-        self._fan_outs: dict[Session | None, FanOut] = {}  # under way, by the client whose input waits for them
+        # Under way, by the client whose input waits for them. Those of the server itself are under None; messages about
+        # commits are under `_COMMITS`, whoever published: subscribers see them in the order of the stream.
+        self._fan_outs: dict[Session | _Commits | None, FanOut] = {}
         self.resume: Callable[[Session], None] = _nothing  # handles the input of a client that waited
         self.now = now  # the time of the event that is being handled
         self.origin: Session | None = None  # the client whose message is being handled, if it is one's
@@ -251,11 +254,11 @@ class AccountRouter:
 
     def _send(self, to: str, subject: str, reply: str, header: bytes, payload: bytes) -> bool:
         if self._fan_outs:
-            asker = self._load.asker
-            before = self._fan_outs.get(asker)
+            lane = self._lane
+            before = self._fan_outs.get(lane)
             # Its subscribers are found in its turn. What is for few, and for no client, does not wait for other things.
-            if before is not None and (asker is not None or to == before.last):
-                before.add(None, (to, subject, reply, header, payload), None)
+            if before is not None and (lane is not None or to == before.last):
+                before.add(None, (to, subject, reply, header, payload), None, self._load.asker)
                 return True
         return self.route(self.matcher.match_once(to), subject, reply, header, payload, None, to=to)
 
@@ -269,9 +272,8 @@ class AccountRouter:
         targets = len(found.plain) + len(found.queues)
         if targets > MANY_TARGETS and not at_once:
             load = self._load
-            asker = load.asker
-            if load.units >= RECEIVE_UNITS or targets > MOST_TARGETS or asker in self._fan_outs:
-                return self._fan_out(found, (to or subject, subject, reply, header, payload), origin, asker)
+            if load.units >= RECEIVE_UNITS or targets > MOST_TARGETS or self._lane in self._fan_outs:
+                return self._fan_out(found, (to or subject, subject, reply, header, payload), origin)
             load.units += targets // TARGETS_PER_UNIT
         # The choice by kind of subscriber is written out twice: this is the hottest code of core NATS, where one more
         # call per subscriber would be felt.
@@ -322,7 +324,6 @@ class AccountRouter:
         found: Match[ClientSub | Subscriber],
         message: RoutedMessage,
         origin: Session | None,
-        asker: Session | None,
     ) -> bool:
         """Deliver a message to the parts of the server now, and to clients in slices. The client on whose behalf that
         is done waits for it with its further input."""
@@ -337,24 +338,22 @@ class AccountRouter:
                 tuple([target for target in found.plain if isinstance(target, ClientSub)]),
                 tuple([group for group in found.queues if _are_clients(group[1])]),
             )
-        under_way = self._fan_outs.get(asker)
-        if under_way is not None:
-            under_way.add(found, message, origin)
-            return True
-        under_way = self._fan_outs[asker] = FanOut(self, asker)
-        under_way.add(found, message, origin)
-        if asker is not None:
-            asker.searches += 1
-        self.defer(under_way, asker if asker is not None else under_way)
+        lane, asker = self._lane, self._load.asker
+        under_way = self._fan_outs.get(lane)
+        if under_way is None:
+            under_way = self._fan_outs[lane] = FanOut(self, lane)
+            self.defer(under_way, lane if isinstance(lane, Session) else under_way)
+        under_way.add(found, message, origin, asker)
         return True
 
-    def fan_out_ended(self, asker: Session | None) -> None:
-        """All that was done on behalf of a client is delivered."""
-        del self._fan_outs[asker]
-        if asker is not None:
-            asker.searches -= 1
-            if not asker.searches:
-                self.resume(asker)
+    @property
+    def _lane(self) -> Session | _Commits | None:
+        """What is sent now keeps its order with what is sent in the same lane."""
+        return _COMMITS if self._load.is_about_commit else self._load.asker
+
+    def fan_out_ended(self, lane: Session | _Commits | None) -> None:
+        """All that was to be delivered in a lane is delivered."""
+        del self._fan_outs[lane]
 
     def _guarded(
         self, sub: GuardedSub, to: str, subject: str, reply: str, header: bytes, payload: bytes, origin: Session | None
@@ -502,32 +501,54 @@ class AccountRouter:
 RoutedMessage = tuple[str, str, str, bytes, bytes]
 
 
+class _Commits(Enum):
+    """The lane of messages about commits."""
+
+    LANE = "commits"
+
+
+_COMMITS: Final = _Commits.LANE
+
+
 class FanOut:
     """Messages to very many subscribers, as a job: in order, so many deliveries at a time.
 
-    A subscription that ends before its turn gets nothing, and one that is made meanwhile only what is published later.
+    A client on whose behalf one of them is sent waits until that is delivered. A subscription that ends before its turn
+    gets nothing, and one that is made meanwhile only what is published later.
     """
 
-    def __init__(self, router: AccountRouter, asker: Session | None) -> None:
-        self._router, self._asker = router, asker
-        self._waiting: deque[tuple[Match[ClientSub | Subscriber] | None, RoutedMessage, Session | None]] = deque()
+    def __init__(self, router: AccountRouter, lane: Session | _Commits | None) -> None:
+        self._router, self._lane = router, lane
+        self._waiting: deque[_Waiting] = deque()
+        self._left: dict[Session, int] = {}  # messages on behalf of each client
         self._at = 0  # targets of the first message that have it
         self.last: str = ""  # whose subscribers get the last message
 
-    def add(self, found: Match[ClientSub | Subscriber] | None, message: RoutedMessage, origin: Session | None) -> None:
+    def add(
+        self,
+        found: Match[ClientSub | Subscriber] | None,
+        message: RoutedMessage,
+        origin: Session | None,
+        asker: Session | None,
+    ) -> None:
         """One more message; without `found` its subscribers are looked up in its turn."""
-        self._waiting.append((found, message, origin))
+        self._waiting.append(_Waiting(found, message, origin, asker))
         self.last = message[0]
+        if asker is not None:
+            count = self._left.get(asker, 0)
+            self._left[asker] = count + 1
+            if not count:
+                asker.searches += 1
 
     def run(self) -> tuple[Progress, int]:
         """Deliver some of it."""
         left, units, waiting = MOST_TARGETS, 0, self._waiting
         while waiting and left > 0:
-            found, message, origin = waiting[0]
+            found, message, origin, asker = waiting[0]
             to, subject, reply, header, payload = message
             if found is None:
                 found = self._router.matcher.match_once(to)
-                waiting[0] = found, message, origin
+                waiting[0] = _Waiting(found, message, origin, asker)
                 matched = len(found.plain) + len(found.queues)
                 units += 1 + matched // MATCHED_PER_UNIT
                 left -= 1 + matched * TARGETS_PER_UNIT // MATCHED_PER_UNIT
@@ -544,10 +565,31 @@ class FanOut:
             if end == plain + len(found.queues):
                 waiting.popleft()
                 self._at = 0
+                if asker is not None:
+                    self._delivered(asker)
         if waiting:
             return Progress.MORE, units
-        self._router.fan_out_ended(self._asker)
+        self._router.fan_out_ended(self._lane)
         return Progress.DONE, units
+
+    def _delivered(self, asker: Session) -> None:
+        """One message less on behalf of a client: it goes on behind the last one."""
+        self._left[asker] -= 1
+        if self._left[asker]:
+            return
+        del self._left[asker]
+        asker.searches -= 1
+        if not asker.searches:
+            self._router.resume(asker)
+
+
+class _Waiting(NamedTuple):
+    """A message of a fan-out."""
+
+    found: Match[ClientSub | Subscriber] | None
+    message: RoutedMessage
+    origin: Session | None
+    asker: Session | None
 
 
 def _has_ended(target: ClientSub | Subscriber) -> bool:
