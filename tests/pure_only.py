@@ -24,6 +24,11 @@ PURE_ONLY: dict[str, dict[str, str]] = {
     "tests/wire/test_router.py": {
         "test_a_hundred_thousand_subscriptions_stay_quick": REPLACED,
     },
+    "tests/server/engine/consumers/test_many_consumers.py": {
+        "test_commit_looks_each_subject_up_once_for_all_consumers": SUBCLASS,
+        "test_publish_looks_once_for_the_interest_of_all_consumers": SUBCLASS,
+        "test_removals_of_a_commit_are_not_looked_through_by_each_consumer": REPLACED,
+    },
     "tests/server/engine/consumers/test_many_pulls.py": {"": REPLACED},
     "tests/jetstream/reads/test_range_reader.py": {
         "test_columns_that_arrive_while_a_page_is_taken_come_with_the_next_take": SUBCLASS,
@@ -43,6 +48,9 @@ PURE_ONLY: dict[str, dict[str, str]] = {
     },
     "tests/server/engine/streams/test_features.py": {
         "test_a_damaged_message_leaves_with_its_neighbours": REPLACED,
+    },
+    "tests/server/engine/streams/test_long_rollups.py": {
+        "test_record_of_a_stream_is_stored_once_for_the_rollups_of_a_group": REPLACED,
     },
     "tests/server/engine/streams/test_wildcard_checks.py": {
         "test_batch_that_names_one_wildcard_many_times_searches_it_once": REPLACED,

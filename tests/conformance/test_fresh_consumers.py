@@ -119,7 +119,6 @@ class Creations:
         monkeypatch.setattr(OrderedConsumer, "_create_one", create_one)
 
 
-@pytest.mark.spec("RW-50", on="C N")
 async def test_listing_on_a_server_of_its_own_takes_one_look_at_the_stream(real_url: str, fresh: str) -> None:
     async with proxy_to(real_url) as proxy, connect(proxy.url) as nc:
         kv = await nc.jetstream().create_key_value(fresh)
