@@ -75,6 +75,9 @@ PURE_ONLY: dict[str, dict[str, str]] = {
         "test_rows_that_could_not_be_read_once_are_read_again": SUBCLASS,
         "test_the_state_of_a_stream_whose_rows_cannot_be_read_is_known": REPLACED,
     },
+    "tests/server/store/memory/test_memory.py": {
+        "test_position_by_time_is_found_without_a_look_at_all_messages": REPLACED,
+    },
     "tests/server/store/lmdb/test_expiry.py": {
         "test_expired_messages_are_found_without_reading_the_others": REPLACED,
     },
