@@ -58,7 +58,8 @@ demo-cluster: java $(STAMP) ## The same on three nats-servers and a Spark cluste
 # long file in the end. What they print comes last. The compiled form is built meanwhile, behind all of them, and its tests run
 # in the time that those of Spark still need; where there is no C compiler, `make test-native` says so and is done. mypy, half a
 # minute on one core, runs beside the tests; what it found comes last, too. Before the first test all are collected once: pytest
-# keeps the modules that it compiles, and each of the five processes would compile all of them (16 s) in a fresh clone.
+# keeps the modules that it compiles, and each of the five processes would compile all of them (16 s) in a fresh clone. An error
+# in collecting ends the run here: five processes would end with a traceback of theirs instead of saying which test it is.
 test: java browser $(STAMP) lint ## Lint, types and all tests but the long ones
 	@$(FIND_JAVA); \
 	types=$$(mktemp); $(PY) -m mypy >$$types 2>&1 & check=$$!; \
@@ -68,7 +69,8 @@ test: java browser $(STAMP) lint ## Lint, types and all tests but the long ones
 	    >$$log 2>&1 & spark=$$!; \
 	nice -n 10 $(PY) tools/native.py build --level 1 >/dev/null 2>&1 & build=$$!; \
 	trap 'kill $$check $$spark $$build 2>/dev/null' INT TERM; \
-	$(PY) -m pytest --collect-only -q -n 0 $(APART) >/dev/null 2>&1; \
+	found=$$($(PY) -m pytest --collect-only -q -n 0 -p no:cacheprovider 2>&1) || \
+	    { printf '%s\n' "$$found" | tail -n 20; kill $$check $$spark $$build; exit 1; }; \
 	SLIPSTREAM_PURE=1 $(PY) -m pytest -m "not soak and not spark" -n 5; plain=$$?; \
 	wait $$build; \
 	( $(RUN_NATIVE) ); native=$$?; \

@@ -154,7 +154,6 @@ async def test_consumer_of_a_stream_that_was_deleted_behind_its_creation_is_made
                 assert [name async for name in stream.consumer_names()] == [ordered.consumer_name]
 
 
-@pytest.mark.spec("RW-50", on="C N")
 async def test_sequence_that_is_stored_behind_the_creation_is_not_shown_by_the_look_behind_it(
     real_url: str, fresh: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
