@@ -239,7 +239,7 @@ class Workload:
             found = self.named(op, name)
             if found is None or _is_fixed(found.config, config):
                 return _errs(lambda: RejectedError())
-            op.is_catalog = True
+            op.is_catalog = _set_fields(config) != _set_fields(found.config)
             found.update(config)
             return lambda message: _unless_error(message) or ""
 
@@ -608,6 +608,11 @@ class Workload:
                 return ""
             expected.append(stream.state())
         return f"exact state: info says {given}, expected {expected}" if expected else ""
+
+
+def _set_fields(config: dict[str, Any]) -> dict[str, Any]:
+    """What a configuration sets: fields that are off may also be left out."""
+    return {field: value for field, value in config.items() if value}
 
 
 def _is_fixed(old: dict[str, Any], new: dict[str, Any]) -> bool:
