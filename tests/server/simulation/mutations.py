@@ -72,10 +72,10 @@ def sync_skipped(patch: Patch) -> None:
 
 
 def subject_rows_not_journaled(patch: Patch) -> None:
-    def nothing(self: LmdbStore, delta: Any) -> Iterator[int]:  # noqa: ARG001
-        return iter(())
+    def nothing(rows: object) -> tuple[bytes, ...]:  # noqa: ARG001
+        return ()
 
-    patch.setattr(LmdbStore, "_write_rows", nothing)
+    patch.setattr(stores, "pack_journal", nothing)
 
 
 def purge_mark_not_stored(patch: Patch) -> None:

@@ -568,7 +568,7 @@ class Engine:
             self._commit_waiters.release()
 
     def _send_events(self, batch: CommitBatch) -> None:
-        """Send republished messages and advisories, in the order of the stream whoever published."""
+        """Send republished messages and advisories, in the order of the stream, of all publishers."""
         load = self.load
         load.is_about_commit = True
         try:

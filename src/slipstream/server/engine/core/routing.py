@@ -72,7 +72,7 @@ class AccountRouter:
         them."""
         self._load = load or Load()
         # Under way, by the client whose input waits for them. Those of the server itself are under None; messages about
-        # commits are under `_COMMITS`, whoever published: subscribers see them in the order of the stream.
+        # commits are under `_COMMITS`, of all publishers: subscribers see them in the order of the stream.
         self._fan_outs: dict[Session | _Commits | None, FanOut] = {}
         self.resume: Callable[[Session], None] = _nothing  # handles the input of a client that waited
         self.now = now  # the time of the event that is being handled
@@ -254,10 +254,10 @@ class AccountRouter:
 
     def _send(self, to: str, subject: str, reply: str, header: bytes, payload: bytes) -> bool:
         if self._fan_outs:
-            lane = self._lane
-            before = self._fan_outs.get(lane)
+            order = self._order
+            before = self._fan_outs.get(order)
             # Its subscribers are found in its turn. What is for few, and for no client, does not wait for other things.
-            if before is not None and (lane is not None or to == before.last):
+            if before is not None and (order is not None or to == before.last):
                 before.add(None, (to, subject, reply, header, payload), None, self._load.asker)
                 return True
         return self.route(self.matcher.match_once(to), subject, reply, header, payload, None, to=to)
@@ -272,7 +272,7 @@ class AccountRouter:
         targets = len(found.plain) + len(found.queues)
         if targets > MANY_TARGETS and not at_once:
             load = self._load
-            if load.units >= RECEIVE_UNITS or targets > MOST_TARGETS or self._lane in self._fan_outs:
+            if load.units >= RECEIVE_UNITS or targets > MOST_TARGETS or self._order in self._fan_outs:
                 return self._fan_out(found, (to or subject, subject, reply, header, payload), origin)
             load.units += targets // TARGETS_PER_UNIT
         # The choice by kind of subscriber is written out twice: this is the hottest code of core NATS, where one more
@@ -338,22 +338,22 @@ class AccountRouter:
                 tuple([target for target in found.plain if isinstance(target, ClientSub)]),
                 tuple([group for group in found.queues if _are_clients(group[1])]),
             )
-        lane, asker = self._lane, self._load.asker
-        under_way = self._fan_outs.get(lane)
+        order, asker = self._order, self._load.asker
+        under_way = self._fan_outs.get(order)
         if under_way is None:
-            under_way = self._fan_outs[lane] = FanOut(self, lane)
-            self.defer(under_way, lane if isinstance(lane, Session) else under_way)
+            under_way = self._fan_outs[order] = FanOut(self, order)
+            self.defer(under_way, order if isinstance(order, Session) else under_way)
         under_way.add(found, message, origin, asker)
         return True
 
     @property
-    def _lane(self) -> Session | _Commits | None:
-        """What is sent now keeps its order with what is sent in the same lane."""
+    def _order(self) -> Session | _Commits | None:
+        """What is sent now keeps its place among all that is sent in the same order."""
         return _COMMITS if self._load.is_about_commit else self._load.asker
 
-    def fan_out_ended(self, lane: Session | _Commits | None) -> None:
-        """All that was to be delivered in a lane is delivered."""
-        del self._fan_outs[lane]
+    def fan_out_ended(self, order: Session | _Commits | None) -> None:
+        """All that was to be delivered in an order is delivered."""
+        del self._fan_outs[order]
 
     def _guarded(
         self, sub: GuardedSub, to: str, subject: str, reply: str, header: bytes, payload: bytes, origin: Session | None
@@ -502,12 +502,12 @@ RoutedMessage = tuple[str, str, str, bytes, bytes]
 
 
 class _Commits(Enum):
-    """The lane of messages about commits."""
+    """The order of all messages about commits."""
 
-    LANE = "commits"
+    ORDER = "commits"
 
 
-_COMMITS: Final = _Commits.LANE
+_COMMITS: Final = _Commits.ORDER
 
 
 class FanOut:
@@ -517,8 +517,8 @@ class FanOut:
     gets nothing, and one that is made meanwhile only what is published later.
     """
 
-    def __init__(self, router: AccountRouter, lane: Session | _Commits | None) -> None:
-        self._router, self._lane = router, lane
+    def __init__(self, router: AccountRouter, order: Session | _Commits | None) -> None:
+        self._router, self._order = router, order
         self._waiting: deque[_Waiting] = deque()
         self._left: dict[Session, int] = {}  # messages on behalf of each client
         self._at = 0  # targets of the first message that have it
@@ -569,7 +569,7 @@ class FanOut:
                     self._delivered(asker)
         if waiting:
             return Progress.MORE, units
-        self._router.fan_out_ended(self._lane)
+        self._router.fan_out_ended(self._order)
         return Progress.DONE, units
 
     def _delivered(self, asker: Session) -> None:
