@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import Row, row, table
+
 PAYLOAD = b"x" * 128
 SUBJECT = "bench.core"
 ROUNDS = 3
@@ -30,8 +32,6 @@ WORKS = [
     ("request / reply, one at a time", "request", "respond", 1.0),
     ("endpoint of a service, echo", "serve", "flood_requests", 1.5),
 ]
-
-Row = dict[str, Any]
 
 
 # What a process does; each prints "ready", then its rate
@@ -321,15 +321,13 @@ def run(rounds: int = ROUNDS) -> list[Row]:
             for _ in range(rounds):
                 for who in best:
                     best[who] = max(best[who], measure(who, role, beside, url))
-            rows.append({"work": name, **best, "ratio": best["ours"] / best["peer"], "target": target})
+            rows.append(row(name, best["ours"], best["peer"], target=target))
     return rows
 
 
 def main() -> None:
     """Print the table."""
-    print(f"{'work':<34}{'nats-py /s':>14}{'ours /s':>14}{'ratio':>8}{'target':>8}")
-    for row in run():
-        print(f"{row['work']:<34}{row['peer']:>14,.0f}{row['ours']:>14,.0f}{row['ratio']:>8.2f}{row['target']:>8.2f}")
+    print(table(run()))
 
 
 if __name__ == "__main__":

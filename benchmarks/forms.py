@@ -34,6 +34,7 @@ import uvloop
 import slipstream
 from benchmarks import server, wire
 from slipstream.wire import Msg, Parser, Ping, Pong, Router, Side, encode
+from tools import native
 
 ROUNDS = 3
 MESSAGES = 100_000
@@ -457,10 +458,22 @@ def theirs(port: int, path: str) -> list[str]:
 # The table.
 
 
-def compiled() -> str:
-    """Where the compiled form is; built if necessary."""
-    command = [sys.executable, str(ROOT / "tools" / "native.py"), "build"]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+def machine() -> str:
+    """What it is measured on."""
+    return f"{os.cpu_count()} cores ({platform.machine()}, Python {platform.python_version()})"
+
+
+@functools.cache
+def environments() -> dict[str, dict[str, str]]:
+    """The variables with which a process runs a form. The compiled one is built if necessary, and left out where there
+    is no C compiler."""
+    found = {"pure": {"SLIPSTREAM_PURE": "1"}}
+    with contextlib.suppress(native.NoCompilerError):
+        native.compiler()
+        command = [sys.executable, str(ROOT / "tools" / "native.py"), "build"]
+        built = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+        found["compiled"] = {"PYTHONPATH": built}
+    return found
 
 
 def in_process(environment: dict[str, str], *arguments: str) -> Costs:
@@ -478,7 +491,7 @@ def median(rounds: list[Costs]) -> Costs:
 
 def run(sections: list[str], rounds: int) -> dict[str, Costs]:
     """Measure; the result has a column for each form and peer."""
-    forms = {"pure": {"SLIPSTREAM_PURE": "1"}, "compiled": {"PYTHONPATH": compiled()}}
+    forms = environments()
     found: dict[str, list[Costs]] = {}
     for _ in range(rounds):
         for form, environment in forms.items():
@@ -560,10 +573,10 @@ def page(kept: dict[str, Any]) -> str:
     return "\n\n".join((BEGIN, kept["conditions"], *tables(kept["results"]), END))
 
 
-def rewritten(text: str, part: str) -> str:
-    """The page with another part."""
-    before, _, rest = text.partition(BEGIN)
-    return before + part + rest.partition(END)[2]
+def rewritten(text: str, part: str, begin: str = BEGIN, end: str = END) -> str:
+    """The page with another part between two marks."""
+    before, _, rest = text.partition(begin)
+    return before + part + rest.partition(end)[2]
 
 
 def write(results: dict[str, Costs], rounds: int) -> None:
@@ -571,9 +584,8 @@ def write(results: dict[str, Costs], rounds: int) -> None:
     known = json.loads(RESULTS.read_text("utf-8"))["results"] if RESULTS.exists() else {}
     for name, costs in results.items():
         known[name] = known.get(name, {}) | {work: round(cost, 3) for work, cost in costs.items()}
-    machine = f"{os.cpu_count()} cores ({platform.machine()}, Python {platform.python_version()})"
     conditions = (
-        f"`python -m benchmarks.forms --write` on {machine}, {time.strftime('%Y-%m-%d')}, load average "
+        f"`python -m benchmarks.forms --write` on {machine()}, {time.strftime('%Y-%m-%d')}, load average "
         f"{os.getloadavg()[1]:.0f};\nmedians of {rounds} rounds, the forms in turn, 128-byte messages. The Slipstream "
         "server syncs before it acknowledges, nats-server does not."
     )

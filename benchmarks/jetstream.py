@@ -18,7 +18,7 @@ import nats.js.api
 import uvloop
 
 import slipstream
-from benchmarks.report import Row, row, table
+from benchmarks.report import PLAIN, Row, row, table
 from tests.servers import real_server
 
 MESSAGES = 200_000
@@ -247,11 +247,15 @@ def run() -> list[Row]:
                 "a trusted last by subject against a plain one",
                 measure("last_trusted", url),
                 measure("last_plain", url),
+                against=PLAIN,
             ),
             row(
-                "a trusted get by sequence against a plain one", measure("seq_trusted", url), measure("gets_ours", url)
+                "a trusted get by sequence against a plain one",
+                measure("seq_trusted", url),
+                measure("gets_ours", url),
+                against=PLAIN,
             ),
-            row("a trusted range against a plain one", measure("range_trusted", url), drained),
+            row("a trusted range against a plain one", measure("range_trusted", url), drained, against=PLAIN),
         ]
     return rows
 

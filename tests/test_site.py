@@ -8,9 +8,12 @@ import re
 import tomllib
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import slipstream
+from benchmarks import __main__ as benchmarks
 from benchmarks import forms
+from benchmarks.report import PLAIN, Compared, Row, compared, row, two_digits
 from slipstream.cli.commands import build_parser
 from tools import site_hooks
 
@@ -31,7 +34,12 @@ def test_the_command_line_reference_has_every_command() -> None:
 
 
 def test_the_chart_has_every_ratio_of_the_benchmarks_those_below_1_too() -> None:
-    rows = site_hooks.ratios(site_hooks.BENCHMARKS.read_text("utf-8"))
+    text = site_hooks.BENCHMARKS.read_text("utf-8")
+    rows = site_hooks.ratios(text)
+    assert text.count("| work | ") > 2  # the tables of other reads, of Parquet and of bounds have none
+    kept = json.loads(benchmarks.RESULTS.read_text("utf-8"))["results"]
+    works = [Compared(*one) for name in benchmarks.SHOWN for one in kept[name]]
+    assert {one.work for one in rows} == {one.work for one in works if one.against in ("nats-py", "nats-server")}
     assert len(rows) >= 15
     assert any(row.value < 1 for row in rows)
     svg = site_hooks.chart()
@@ -51,6 +59,39 @@ def test_the_tables_of_the_two_forms_are_those_of_the_results_file() -> None:
     changed = forms.rewritten(text, forms.page(kept))
     assert changed.count("| 1234.50 |") + changed.count("| 1,234 |") == len(works)  # CPU time, and rates
     assert forms.rewritten(changed, forms.page(json.loads(forms.RESULTS.read_text("utf-8")))) == text
+
+
+def test_the_tables_of_rates_are_those_of_the_results_file() -> None:
+    text = site_hooks.BENCHMARKS.read_text("utf-8")
+    kept = json.loads(benchmarks.RESULTS.read_text("utf-8"))
+
+    def written(kept: dict[str, Any]) -> str:
+        return forms.rewritten(text, benchmarks.page(kept), benchmarks.BEGIN, benchmarks.END)
+
+    assert written(kept) == text
+    works = [Compared(*one) for name in benchmarks.SHOWN for one in kept["results"][name]]
+    assert all(benchmarks.page(kept).count(f"| {one.work} |") == 1 for one in works)
+    changed = [one._replace(peer=2.0, ours=one.ours | {"compiled": 8642.0}) for one in works]
+    assert written(kept | {"results": {"core": changed}}).count(" | 2 | ") == len(works)
+    assert written(kept | {"results": {"core": changed}}).count(" | 8,640 | 4321x |") == len(works)
+
+
+def test_a_comparison_has_the_medians_of_all_rounds_and_the_peer_those_beside_both_forms() -> None:
+    def rows(ours: float, peer: float | None) -> list[Row]:
+        return [row("work", ours, peer, target=2)]
+
+    pure, compiled = [rows(30, 10), rows(10, 50), rows(20, 20)], [rows(99, 30), rows(60, 40), rows(80, 60)]
+    (both,) = compared({"pure": pure, "compiled": compiled})
+    assert (both.peer, both.ours, both.ratio) == (35, {"pure": 20, "compiled": 80}, 80 / 35)
+    plain = {
+        form: [[one[0] | {"against": PLAIN}] for one in rows] for form, rows in (("pure", pure), ("compiled", compiled))
+    }
+    assert compared(plain)[0].peer == 40
+    (alone,) = compared({"pure": pure})
+    assert (alone.peer, alone.ratio) == (20, 1)
+    (without,) = compared({"pure": [rows(30, None)]})
+    assert (without.peer, without.ratio) == (None, None)
+    assert [two_digits(value) for value in (0.567, 5.67, 56.7)] == ["0.57", "5.7", "57"]
 
 
 def test_every_made_part_of_a_page_is_known() -> None:

@@ -104,28 +104,28 @@ class Ratio(NamedTuple):
 
 
 def ratios(text: str) -> list[Ratio]:
-    """The ratios in the tables of `make bench` on the page of benchmarks."""
+    """The ratios to other clients and servers in the tables of `make bench` on the page of benchmarks."""
     found: list[Ratio] = []
-    prefix = ""
+    is_peer = False
     for line in text.partition("<!-- bench -->")[2].partition("<!-- /bench -->")[0].splitlines():
-        if line.startswith("| ") and line.endswith(" ratio |"):
-            prefix = "" if line.startswith("| work ") else "server: "
-        elif row := re.fullmatch(r"\| (.+?) \|.*\| ([\d.]+)x \|", line):
-            found.append(Ratio(prefix + row[1], float(row[2])))
+        if line.endswith(" ratio |"):
+            is_peer = line.startswith(("| work | nats-py |", "| work | nats-server |"))
+        elif is_peer and (row := re.fullmatch(r"\| (.+?) \|.*\| ([\d.]+)x \|", line)):
+            found.append(Ratio(row[1], float(row[2])))
     return found
 
 
 def chart() -> str:
     """Bars of the ratios on a logarithmic scale, those below 1 to the left, as an SVG in the page."""
     rows = ratios(BENCHMARKS.read_text("utf-8"))
-    low, high, left, width, step = 0.5, 32.0, 470, 330, 26
+    low, high, left, width, step = 0.5, 64.0, 470, 330, 26
 
     def at(value: float) -> float:
         return left + width * math.log(value / low) / math.log(high / low)
 
     parts = []
     bottom = 24 + step * len(rows)
-    for mark in (0.5, 1, 2, 4, 8, 16, 32):
+    for mark in (0.5, 1, 2, 4, 8, 16, 32, 64):
         kind = "one" if mark == 1 else "grid"
         parts.append(
             f'<line x1="{at(mark):.0f}" x2="{at(mark):.0f}" y1="18" y2="{bottom}" class="{kind}"/>'
