@@ -85,7 +85,7 @@ def measured(name: str, environments: Mapping[str, Mapping[str, str]], rounds: i
 
 
 def run(name: str, environment: Mapping[str, str]) -> list[Row]:
-    """The rows of a section, in a process of its own. It is repeated once: nats-py loses a listing now and then."""
+    """The rows of a section, in a process of its own. A failure is shown, and it is repeated once."""
     command = [sys.executable, "-m", "benchmarks", "--rows", name]
     variables = {**os.environ, **environment}
     done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, check=False, timeout=LONGEST)
