@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 from hypothesis import given
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 
 from slipstream.wire import SubjectMapping, check_mapping, is_valid_subject, matches
 from slipstream.wire.mapping import parse_token
+from tests.growth import cpu, grows_less
 
 WRONG = "invalid mapping destination: "
 tokens = st.text(st.sampled_from("abc-é0"), min_size=1, max_size=7)
@@ -181,13 +181,13 @@ def test_calls_are_found_as_by_one_expression_for_all_of_it(parts: list[str]) ->
 
 @pytest.mark.parametrize("token", ["{{left(", "{{ left (", "{{left(1,2)", ")}", "{{left(\n", ") "])
 def test_a_long_token_is_parsed_in_linear_time(token: str) -> None:
-    def cpu(count: int) -> float:
-        best, text = float("inf"), "{{" + token * count + "}}"
-        for _ in range(5):
-            start = time.thread_time()
+    def parse(count: int) -> float:
+        text = "{{" + token * count + "}}"
+
+        def rejected() -> None:
             with pytest.raises(ValueError, match="invalid mapping destination"):
                 parse_token(text)
-            best = min(best, time.thread_time() - start)
-        return best
 
-    assert cpu(8000) < 8 * cpu(2000)
+        return cpu(rejected)
+
+    assert grows_less(parse, 2000, 8000, times=8)

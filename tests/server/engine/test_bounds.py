@@ -1,14 +1,12 @@
 """The cost of one request: near linear in what it lists, and bounded with an error that names the bound.
 
-Costs are CPU time of this thread for two sizes, the best of three: what is quadratic takes sixteen times as long for
-four times the size.
+Costs are CPU time of this thread for two sizes (`tests.growth`): what is quadratic takes sixteen times as long for four
+times the size.
 """
 
 from __future__ import annotations
 
-import gc
 import itertools
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +15,7 @@ import pytest
 
 from slipstream.server.engine import bounds
 from slipstream.wire import pub
+from tests.growth import cpu, grows_less
 from tests.server.support import Client, Rig
 
 Body = dict[str, Any]
@@ -27,37 +26,18 @@ def client() -> Client:
     return Rig().client()
 
 
-def cpu(prepare: Callable[[], Callable[[], object]]) -> float:
-    """CPU seconds of what `prepare` returns, the best of three."""
-    best = float("inf")
-    for _ in range(3):
-        run = prepare()
-        gc.disable()  # a collection costs by what the whole test run has in memory
-        try:
-            start = time.thread_time()
-            run()
-            best = min(best, time.thread_time() - start)
-        finally:
-            gc.enable()
-    return best
-
-
 def cost(subject: str, body: Body, *, accepted: bool = True, setup: Callable[[Client], object] = lambda _: 0) -> float:
     """CPU seconds of a request with all that follows, on a new server each time."""
+    client = Rig(max_pending_bytes=1 << 30).client()
+    setup(client)
+    data = pub(f"$JS.API.{subject}", msgspec.json.encode(body), f"{client.inbox}x", b"")
 
-    def prepare() -> Callable[[], object]:
-        client = Rig(max_pending_bytes=1 << 30).client()
-        setup(client)
-        data = pub(f"$JS.API.{subject}", msgspec.json.encode(body), f"{client.inbox}x", b"")
+    def run() -> None:
+        client.send(data)
+        (answer,) = client.messages()
+        assert (b'_response","error":' not in answer.payload[:80]) is accepted, answer.payload[:300]
 
-        def run() -> None:
-            client.send(data)
-            (answer,) = client.messages()
-            assert (b'_response","error":' not in answer.payload[:80]) is accepted, answer.payload[:300]
-
-        return run
-
-    return cpu(prepare)
+    return cpu(run)
 
 
 def stream(**fields: Any) -> Body:
@@ -94,8 +74,7 @@ STREAMS: dict[str, Callable[[int], Body]] = {
 
 @pytest.mark.parametrize("what", STREAMS)
 def test_creating_a_stream_takes_cpu_in_proportion_to_what_it_lists(what: str) -> None:
-    few, many = (cost("STREAM.CREATE.S", STREAMS[what](n)) for n in (100, 400))
-    assert many < 8 * few
+    assert grows_less(lambda count: cost("STREAM.CREATE.S", STREAMS[what](count)), 100, 400, times=8)
 
 
 @pytest.mark.parametrize("form", ["s.{}", "s.{}.>"])
@@ -104,16 +83,15 @@ def test_updating_the_subjects_of_a_stream_takes_linear_cpu(form: str) -> None:
         body = stream(allow_direct=True, subjects=numbered(form, count))
         return cost("STREAM.UPDATE.S", body, setup=lambda client: client.create("S", subjects=numbered("a.{}", count)))
 
-    few, many = update(150), update(600)
-    assert many < 8 * few
+    assert grows_less(update, 150, 600, times=8)
 
 
 @pytest.mark.parametrize("form", ["s.{}", "s.*.x{}"])
 def test_creating_a_consumer_takes_cpu_in_proportion_to_its_filters(form: str) -> None:
-    few, many = (
-        cost("CONSUMER.CREATE.S.c", consumer(filter_subjects=numbered(form, n)), setup=has_streams) for n in (520, 1560)
-    )
-    assert many < 6 * few
+    def create(count: int) -> float:
+        return cost("CONSUMER.CREATE.S.c", consumer(filter_subjects=numbered(form, count)), setup=has_streams)
+
+    assert grows_less(create, 520, 1560, times=6)
 
 
 def test_nested_calls_of_a_transform_are_parsed_in_linear_time() -> None:
@@ -121,8 +99,7 @@ def test_nested_calls_of_a_transform_are_parsed_in_linear_time() -> None:
         transform = {"src": "s.*", "dest": "{{left(" * count + "}}"}
         return cost("STREAM.CREATE.S", stream(subjects=["s.*"], subject_transform=transform), accepted=False)
 
-    few, many = parse(1000), parse(4000)
-    assert many < 8 * few
+    assert grows_less(parse, 1000, 4000, times=8)
 
 
 def test_tokens_of_a_transform_are_checked_in_linear_time() -> None:
@@ -130,8 +107,7 @@ def test_tokens_of_a_transform_are_checked_in_linear_time() -> None:
         transform = {"src": "s.*", "dest": ".".join("x" * count)}
         return cost("STREAM.CREATE.S", stream(subjects=["s.*"], subject_transform=transform))
 
-    few, many = parse(3000), parse(12_000)
-    assert many < 8 * few
+    assert grows_less(parse, 3000, 12_000, times=8)
 
 
 def test_a_new_stream_costs_the_same_beside_few_and_many_others() -> None:
@@ -142,7 +118,7 @@ def test_a_new_stream_costs_the_same_beside_few_and_many_others() -> None:
 
         return cost("STREAM.CREATE.S", stream(subjects=numbered("s.{}", 20)), setup=setup)
 
-    assert create(80) < 4 * create(5)
+    assert grows_less(create, 5, 80, times=4)
 
 
 def test_chains_of_streams_with_several_sources_of_one_stream_are_not_followed_again_and_again() -> None:
@@ -158,22 +134,18 @@ def test_chains_of_streams_with_several_sources_of_one_stream_are_not_followed_a
         parts = [{"name": f"S{length - 1}", "filter_subject": f"s.{part}"} for part in range(4)]
         return cost("STREAM.CREATE.S", stream(sources=parts), setup=setup)
 
-    assert create(9) < 8 * create(3)
+    assert grows_less(create, 3, 9, times=8)
 
 
 def test_a_commit_costs_in_proportion_to_the_sources_that_read_it() -> None:
     def publish(count: int) -> float:
-        def prepare() -> Callable[[], object]:
-            client = Rig(max_pending_bytes=1 << 30).client()
-            client.create("O", subjects=["o.>"])
-            sources = [{"name": "O", "filter_subject": f"o.{at}"} for at in range(count)]
-            assert "error" not in client.create("S", subjects=[], sources=sources)
-            return lambda: client.publish("o.1")
+        client = Rig(max_pending_bytes=1 << 30).client()
+        client.create("O", subjects=["o.>"])
+        sources = [{"name": "O", "filter_subject": f"o.{at}"} for at in range(count)]
+        assert "error" not in client.create("S", subjects=[], sources=sources)
+        return cpu(lambda: client.publish("o.1"))
 
-        return cpu(prepare)
-
-    few, many = publish(60), publish(240)
-    assert many < 8 * few
+    assert grows_less(publish, 60, 240, times=8)
 
 
 # Bounds.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import time
+import itertools
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from slipstream.server.engine.auth.permissions import Rules
 from slipstream.server.engine.auth.users import Permissions
 from slipstream.wire import is_valid_filter, overlaps, subset_of
+from tests.growth import cpu, grows_less
 
 subjects = st.lists(st.sampled_from(("a", "b", "*", ">", "")), min_size=1, max_size=3).map(".".join)
 entries = st.lists(subjects.filter(is_valid_filter), max_size=5).map(tuple)
@@ -40,21 +40,20 @@ def test_subscribe_lists_mean_that_an_entry_covers_the_filter(
 
 
 def test_a_check_costs_the_same_with_few_and_many_entries() -> None:
-    def cpu(count: int) -> float:
+    attempts = itertools.count()
+
+    def check(count: int) -> float:
         lists = tuple(f"s.{at}.>" for at in range(count))
         rules = Rules(Permissions(publish=lists, publish_deny=lists, subscribe=lists, subscribe_deny=lists))
-        best = float("inf")
-        for attempt in range(3):
-            names = [f"s.x{attempt}-{at}.y" for at in range(500)]  # none is remembered
-            gc.disable()
-            start = time.thread_time()
+        names = [f"s.x{next(attempts)}-{at}.y" for at in range(500)]  # none is remembered
+
+        def all_of_them() -> None:
             for name in names:
                 rules.may_publish(name)
                 rules.may_subscribe(name, "q")
                 rules.denies(name, "q")
                 rules.needs_guard(name, "q")
-            best = min(best, time.thread_time() - start)
-            gc.enable()
-        return best
 
-    assert cpu(4000) < 4 * cpu(40)
+        return cpu(all_of_them)
+
+    assert grows_less(check, 40, 4000, times=4)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import time
 from typing import Any
 
 import msgspec
@@ -13,6 +11,7 @@ from slipstream.server.engine.consumers import pull, requests
 from slipstream.server.engine.core.routing import LISTENERS_PER_UNIT, AccountRouter
 from slipstream.server.engine.jobs import RECEIVE_UNITS
 from slipstream.wire import Msg, pub
+from tests.growth import cpu, grows_less
 from tests.server.engine.consumers.kit import MILLISECOND, SECOND, Bench
 from tests.server.support import Rig, status
 
@@ -109,22 +108,16 @@ def test_a_full_queue_of_pulls_whose_inbox_is_gone_takes_new_ones() -> None:
 
 @pytest.mark.parametrize("apart", [0, MILLISECOND])
 def test_expiring_pulls_cost_the_same_each_however_many_wait(apart: int) -> None:
-    def cpu(count: int) -> float:
-        best = float("inf")
-        for _ in range(2):
-            one = bench(max_waiting=10_000)
-            for at in range(count // 50):
-                pulls(one, 50, expires=SECOND + at * 50 * apart)
-            one.client.take()
-            gc.disable()
-            start = time.thread_time()
-            one.rig.wait(10)
-            best = min(best, time.thread_time() - start)
-            gc.enable()
-            assert codes(one.client.messages()) == [408] * count
-        return best
+    def expire(count: int) -> float:
+        one = bench(max_waiting=10_000)
+        for at in range(count // 50):
+            pulls(one, 50, expires=SECOND + at * 50 * apart)
+        one.client.take()
+        cost = cpu(lambda: one.rig.wait(10))
+        assert codes(one.client.messages()) == [408] * count
+        return cost
 
-    assert cpu(2000) < 8 * cpu(500)
+    assert grows_less(expire, 500, 2000, times=8)
 
 
 def test_very_many_pulls_that_expire_together_do_so_over_several_ticks() -> None:
