@@ -166,13 +166,33 @@ def test_the_command_prints_the_table_and_fails_on_a_broken_one(
     assert spec.main(["--missing"], root=tmp_path) == 0
     out = capsys.readouterr().out
     assert out.endswith("spec: 1 of 3 rows proven\n")
-    assert spec.main(["--write", str(tmp_path / "proofs.md")], root=tmp_path) == 0
-    assert "| SP-01 | S |" in (tmp_path / "proofs.md").read_text("utf-8")
-    capsys.readouterr()
     assert "SP-01" not in out
     path.write_text("nothing", "utf-8")
     assert spec.main([], root=tmp_path) == 1
     assert "no rows" in capsys.readouterr().err
+
+
+def test_the_page_is_written_only_after_all_tests_were_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / spec.REQUIREMENTS).parent.mkdir()
+    (tmp_path / spec.REQUIREMENTS).write_text(TABLE, "utf-8")
+    page = tmp_path / "proofs.md"
+    page.write_text("what it was", "utf-8")
+    results = {"a": result("passed", SP_01="S"), "b": result("failed", DG_02="E"), "c": result("passed", DG_01="EC")}
+    (tmp_path / spec.RESULTS).write_text(encode_results(results), "utf-8")
+    assert spec.main(["--write", str(page)], root=tmp_path) == 0
+    assert page.read_text("utf-8") == "what it was"
+    assert capsys.readouterr().err == f"{page} stays as it is: for 1 rows, tests were not run\n"
+    results["d"] = result("passed", DG_01="CN")
+    (tmp_path / spec.RESULTS).write_text(encode_results(results), "utf-8")
+    assert spec.main(["--write", str(page)], root=tmp_path) == 0
+    assert "2 of 3 rows" in page.read_text("utf-8")
+    assert "| DG-02 | E | E |" in page.read_text("utf-8")  # its test failed: that is said
+
+
+def test_the_page_of_the_documentation_is_of_a_whole_run() -> None:
+    rows = parse_requirements((spec.ROOT / spec.REQUIREMENTS).read_text("utf-8"))
+    head = (spec.ROOT / "docs" / "proofs.md").read_text("utf-8").partition("##")[0]
+    assert f"{len(rows)} of {len(rows)} rows" in " ".join(head.split())
 
 
 @pytest.mark.parametrize(

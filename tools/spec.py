@@ -63,6 +63,11 @@ class Verdict:
     def done(self) -> bool:
         return not self.missing
 
+    @property
+    def not_run(self) -> bool:
+        """Whether a proof may be missing only because its test did not run here: none failed."""
+        return not self.done and not self.failing
+
 
 def parse_sides(text: str) -> frozenset[str]:
     """`"E C"` as a set; anything but the four letters, or nothing at all, is an error."""
@@ -186,7 +191,9 @@ def read_optional(path: Path) -> str:
 def main(argv: Sequence[str] | None = None, *, root: Path = ROOT) -> int:
     options = argparse.ArgumentParser(description="Print which requirement rows the last test results prove.")
     options.add_argument("--missing", action="store_true", help="print only the rows that are not proven")
-    options.add_argument("--write", type=Path, metavar="FILE", help="write the rows with their tests as a page, too")
+    options.add_argument(
+        "--write", type=Path, metavar="FILE", help="write the rows with their tests as a page, if all of them were run"
+    )
     chosen = options.parse_args(argv)
     try:
         rows = parse_requirements((root / REQUIREMENTS).read_text("utf-8"))
@@ -194,9 +201,12 @@ def main(argv: Sequence[str] | None = None, *, root: Path = ROOT) -> int:
     except SpecError as exc:
         print(f"error: {exc}", file=sys.stderr)
         return 1
-    if chosen.write is not None:
-        chosen.write.write_text(page(verdicts), "utf-8")
     print(report(verdicts, only_missing=chosen.missing))
+    if chosen.write is not None:
+        if missing := sum(verdict.not_run for verdict in verdicts):
+            print(f"{chosen.write} stays as it is: for {missing} rows, tests were not run", file=sys.stderr)
+        else:
+            chosen.write.write_text(page(verdicts), "utf-8")
     return 0
 
 

@@ -266,8 +266,8 @@ async def run(seed: int, storage: str, folder: Path, *, count: int) -> Counter[s
     many = rng.choice((20, 200, 200, 1_100))
     names = [f"m.{rng.choice('ab')}.{n}" for n in range(many)]
     folder = folder / f"data{seed}"
-    server = Server(  # answers are sent in pieces of 64 kB
-        data_dir=folder if storage == "file" else None, max_pending_bytes=1 << 18, max_payload=1 << 16
+    server = Server(  # answers are sent in pieces of 64 kB, to clients that may be slow
+        data_dir=folder if storage == "file" else None, max_pending_bytes=1 << 18, max_payload=1 << 16, write_deadline=0
     )
     async with server, connect(server.url) as nc:
         trial = Trial(server, nc.jetstream(timeout=30), rng, names)

@@ -5,7 +5,7 @@ A simulation that accepts any failure proves nothing: each fault names its promi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import lmdb
@@ -17,7 +17,7 @@ from slipstream.server.engine.account import Account
 from slipstream.server.engine.consumers.persistence import StateWriter
 from slipstream.server.engine.consumers.push import PushDelivery
 from slipstream.server.engine.engine import Engine
-from slipstream.server.engine.ports import LogState, StreamLog
+from slipstream.server.engine.ports import LogState, Record, StreamLog
 from slipstream.server.engine.reads.direct_get import DirectBatch, ReplicaPeer
 from slipstream.server.engine.reads.frozen_log import FrozenLog
 from slipstream.server.engine.replication.ingest import Ingest
@@ -212,7 +212,11 @@ def position_of_a_source_forgotten(patch: Patch) -> None:
 
 def message_skipped_by_copies(patch: Patch) -> None:
     original = Ingest._store_all
-    patch.setattr(Ingest, "_store_all", lambda self, records: original(self, [r for r in records if r.seq % 3]))
+
+    def store_all(self: Ingest, records: Sequence[Record], most: float) -> bool:
+        return original(self, [record for record in records if record.seq % 3], most)
+
+    patch.setattr(Ingest, "_store_all", store_all)
 
 
 def mirror_resumes_late(patch: Patch) -> None:

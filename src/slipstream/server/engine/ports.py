@@ -168,8 +168,8 @@ class StreamLog(Protocol):
         """When the first message with a time to live expires (`expires_at`), or a moment before; 0 if none has one."""
 
     def take_expired(self, now: int, limit: int) -> list[int]:
-        """Sequences, in order, of up to `limit` committed messages whose time to live has expired at `now`. Each is
-        returned once: the caller removes them within the same group."""
+        """Sequences, in order, of committed messages whose time to live has expired at `now`: up to `limit`, or fewer
+        where to remove them costs much. Each is returned once: the caller removes them within the same group."""
 
     # Beside the messages: small records of the engine (consumers, schedules), by name.
 

@@ -298,6 +298,22 @@ def test_rollup_in_a_mirror_is_in_slices(rig: Rig) -> None:
     assert [record.seq for record in log.scan("", 0, limit=10)] == [1, COUNT + 2, COUNT + 3]
 
 
+def test_rollups_of_many_clients_in_a_mirror_are_in_slices(rig: Rig) -> None:
+    """Each is small enough to be done at once, and all of them come in one chunk."""
+    client, subjects, each = mirrored(rig), 20, 200
+    for n in range(subjects):
+        client.send(b"".join(pub(f"s.{n}", b"x") for _ in range(each)))
+    clients = [rig.client() for _ in range(subjects)]
+    for n, one in enumerate(clients):
+        publish(one, "r", SUB, subject=f"s.{n}")
+    own, mirror = rig.engine.streams["S"].log, rig.engine.streams["M"].log
+    most = 0
+    while shown(rig) != COUNT + 1 + subjects * (each + 1):
+        most = max(most, rig.turn())
+    assert most <= 2 * STEP_UNITS
+    assert mirror.committed.messages == own.committed.messages == COUNT + 1 + subjects
+
+
 def test_mirror_completes_a_rollup_after_a_restart_before_it_answers_as_of_it(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path / "s", map_size=1 << 28)
     rig = filled(Rig(store=store))

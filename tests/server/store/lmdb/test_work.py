@@ -13,6 +13,7 @@ import pytest
 from slipstream.server.engine.jobs import RECEIVE_UNITS, STEP_UNITS
 from slipstream.server.engine.ports import MOST_UNFORESEEN
 from slipstream.server.store.lmdb import proof
+from slipstream.server.store.lmdb.expiry import MOST_UNPROVED
 from slipstream.server.store.lmdb.store import LmdbStore
 from slipstream.wire import Msg, pub
 from tests.server.support import Client, Rig
@@ -91,3 +92,22 @@ def test_purge_and_rollup_of_subjects_in_many_blocks_are_in_slices(rig: Rig) -> 
     (answer,) = in_slices(rig, client, 1)
     assert msgspec.json.decode(answer.payload)["seq"] == COUNT + 1
     assert rig.engine.streams["S"].log.committed.messages == COUNT + 1 - COUNT // SUBJECTS
+
+
+def test_times_to_live_that_end_at_once_in_many_blocks_are_in_slices(rig: Rig) -> None:
+    client = rig.client()
+    client.create("T", subjects=["t.>"], storage="file", allow_msg_ttl=True)
+    for start in range(0, COUNT, 2000):
+        lines = (b"NATS/1.0\r\nNats-TTL: 9s\r\n\r\n" if n % 400 == 7 else b"" for n in range(start, start + 2000))
+        client.send(b"".join(pub(f"t.{at}", b"x", header=line) for at, line in enumerate(lines)))
+    log = rig.engine.streams["T"].log
+    counts.clear()
+    rig.now += 10_000_000_000
+    rig.engine.tick(rig.now)
+    for _ in range(200):
+        assert len(counts) <= MOST_UNPROVED + 1
+        counts.clear()
+        if log.committed.messages == COUNT - COUNT // 400:
+            return
+        rig.turn()
+    raise AssertionError(f"{log.committed.messages} messages are left")

@@ -7,6 +7,7 @@ with it: reading resumes after the last sequence that the stream has durably.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,7 +23,7 @@ from slipstream.errors import (
     StreamStoreFailedError,
 )
 from slipstream.server.engine.api.ids import short_hash
-from slipstream.server.engine.jobs import Progress
+from slipstream.server.engine.jobs import STEP_UNITS, Progress
 from slipstream.server.engine.ports import Record
 from slipstream.server.engine.reads.frozen_log import LogView
 from slipstream.server.engine.services import Services
@@ -238,7 +239,7 @@ class Ingest:
             return Progress.DONE, 0
         up_to = records[-1].seq if records else last
         before = self.next_seq
-        self._busy = self._take(records, up_to, last) and self.next_seq <= last
+        self._busy = self._take(records, up_to, last, most=STEP_UNITS) and self.next_seq <= last
         if self._busy and self.next_seq == before:
             return Progress.BLOCKED, 0  # a wide gap waits for a group of its own
         return (Progress.MORE if self._busy else Progress.DONE), len(records)
@@ -251,11 +252,11 @@ class Ingest:
     def _is_full(self) -> bool:
         return self.stream.journal.store.pending >= GROUP_CHANGES
 
-    def _take(self, records: Sequence[Record], up_to: int, last: int) -> bool:
-        """Store a chunk; False if it stopped on the way."""
+    def _take(self, records: Sequence[Record], up_to: int, last: int, *, most: float = math.inf) -> bool:
+        """Store a chunk, or what `most` units of work are enough for; False after an error."""
         self._last = last
         try:
-            done = self._store_all(records)
+            done = self._store_all(records, most)
         except ApiError as exc:  # e.g. a full stream with `discard: new`: retried after the next commit
             self._error, done = exc, False
         except StoreError as exc:
@@ -267,7 +268,9 @@ class Ingest:
             self.looked(self.next_seq - 1)
         return self._error is None
 
-    def _store_all(self, records: Sequence[Record]) -> bool:
+    def _store_all(self, records: Sequence[Record], most: float) -> bool:
+        """False if it stopped on the way. The work is what rollups remove."""
+        load = self._services.jobs.load
         for record in records:
             if record.seq < self.next_seq:
                 continue
@@ -277,6 +280,8 @@ class Ingest:
                 return False  # the gap is cheap as the first change of a group
             self.store(self._mapped(record))
             self.next_seq = record.seq + 1
+            if load.units > most:
+                return False
         return True
 
     def _mapped(self, record: Record) -> Record:

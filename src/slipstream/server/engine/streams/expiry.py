@@ -18,7 +18,7 @@ from slipstream.api import format_duration
 from slipstream.errors import CorruptRecordError, StoreError
 from slipstream.server.engine.jobs import Progress
 from slipstream.server.engine.journal import Journal
-from slipstream.server.engine.ports import NEVER, Record, StreamLog, time_to_live
+from slipstream.server.engine.ports import MOST_UNFORESEEN, NEVER, Record, StreamLog, time_to_live
 from slipstream.server.engine.services import Services
 from slipstream.server.engine.streams.stream_time import StreamTime
 from slipstream.server.engine.timers import Timer
@@ -171,9 +171,9 @@ class Expiry:
     def _drop_old(self, now: int) -> int:
         """Check one message after the other; the units of work. A damaged one counts as old as the next: it is removed
         with it."""
-        log, damaged, units = self._log, list[int](), 0
+        log, damaged, units, load = self._log, list[int](), 0, self._services.jobs.load
         at = max(self._next, log.committed.first_seq)
-        while units < SLICE * UNITS and len(damaged) < LOOKED:
+        while units < SLICE * UNITS and len(damaged) < LOOKED and load.units <= MOST_UNFORESEEN:
             try:
                 records = log.scan("", at, limit=SLICE)
             except CorruptRecordError as exc:
