@@ -11,6 +11,8 @@ import pytest
 from slipstream.api.snapshot.archive import MAGIC as ARCHIVE
 from slipstream.api.snapshot.archive import ArchiveReader, Entry, encode_entry
 from slipstream.api.snapshot.s2 import S2Reader, S2Writer
+from slipstream.server.engine.auth.account_limits import AccountLimits
+from slipstream.server.engine.auth.users import DEFAULT_ACCOUNT
 from slipstream.server.store.lmdb.segments import Tuning
 from slipstream.server.store.lmdb.store import LmdbStore
 from slipstream.wire import Msg, pub
@@ -310,6 +312,16 @@ def test_a_restore_fails_if_another_stream_has_its_subjects_by_then(client: Clie
     assert client.api("STREAM.NAMES")["streams"] == ["T"]
     assert [name for name, _ in client.rig.store.streams()] == ["T"]
     assert client.publish("s.1")["stream"] == "T"
+
+
+def test_a_restore_fails_if_the_account_has_as_many_streams_as_it_may_by_then() -> None:
+    client = Rig(limits={DEFAULT_ACCOUNT: AccountLimits(max_streams=1)}).client()
+    begun = client.api("STREAM.RESTORE.S", {"config": {"name": "S", "subjects": ["s.>"], "storage": "memory"}})
+    assert "error" not in client.create("T", subjects=["t"])
+    client.ask(begun["deliver_subject"], archive(state(), MESSAGE, END))
+    (last,) = client.ask(begun["deliver_subject"], b"")
+    assert msgspec.json.decode(last.payload)["error"]["err_code"] == 10027
+    assert client.api("STREAM.NAMES")["streams"] == ["T"]
 
 
 @pytest.mark.parametrize("committed", [True, False])
