@@ -28,20 +28,12 @@ from pathlib import Path
 
 from benchmarks.server import CONNECT, Wire
 from slipstream.server.engine.ports import StreamLog
+from slipstream.server.store.groups import commit_open_group
 from slipstream.server.store.lmdb.store import LmdbStore
 
 PAYLOAD = b"x" * 128
 GROUP = 2_000
 PUBLISHED = 100_000  # messages to a stream with consumers
-
-
-def carry(store: LmdbStore) -> None:
-    group = store.seal()
-    store.begin(group)
-    while not store.write_some(group):
-        pass
-    store.commit(group)
-    store.finish(group)
 
 
 def written() -> int:
@@ -68,8 +60,8 @@ def build(path: Path, messages: int, subjects: int) -> None:
         for n, picked in enumerate(picks):
             log.append(n, f"events.{picked}", b"", PAYLOAD)
             if n % GROUP == GROUP - 1:
-                carry(store)
-        carry(store)
+                commit_open_group(store)
+        commit_open_group(store)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         count = messages // 10
         size = (written() - size) // count
@@ -77,7 +69,7 @@ def build(path: Path, messages: int, subjects: int) -> None:
             f"  {tenth + 1:2}/10  {count / wall / 1e3:7.1f}  {cpu / count * 1e6:7.2f}  {size:24}  {memory()[0]:10.0f}"
         )
     while store.backlog:
-        carry(store)
+        commit_open_group(store)
     store.close()
 
 
@@ -111,7 +103,7 @@ def commits(store: LmdbStore, log: StreamLog, subjects: int, name: str) -> None:
         for n in range(100):
             log.append(n, f"events.{pick(subjects)}", b"", PAYLOAD)
         start = time.perf_counter()
-        carry(store)
+        commit_open_group(store)
         times.append(time.perf_counter() - start)
     times.sort()
     cpu = time.process_time() - cpu
@@ -130,12 +122,12 @@ def purge(path: Path, subjects: int) -> None:
     start = time.perf_counter()
     state = log.committed
     log.purge(below=(state.first_seq + state.last_seq) // 2)
-    carry(store)
+    commit_open_group(store)
     print(f"purge of half: {(time.perf_counter() - start) * 1e3:.0f} ms until it is gone")
     commits(store, log, subjects, "while it is removed")
     start, cpu, groups = time.perf_counter(), time.process_time(), 0
     while store.backlog:
-        carry(store)
+        commit_open_group(store)
         groups += 1
     print(
         f"  removed in {time.perf_counter() - start:.1f} s ({time.process_time() - cpu:.1f} s of CPU), {groups} groups"

@@ -13,6 +13,7 @@ from slipstream.server.engine.engine import Engine, Settings
 from slipstream.server.engine.ports import Store
 from slipstream.server.options import ServerOptions
 from slipstream.server.server import engine_settings
+from slipstream.server.store.groups import write_group
 from slipstream.server.store.memory.store import MemoryStore
 from slipstream.wire import Event, Headers, Msg, Parser, Side, parse_status, pub
 
@@ -138,10 +139,7 @@ class Rig:
             if journal.ready:
                 batch = journal.seal()
                 if batch.group is not None:
-                    journal.store.begin(batch.group)
-                    while not journal.store.write_some(batch.group):
-                        pass
-                    journal.store.commit(batch.group)
+                    write_group(journal.store, batch.group)
                 self.engine.committed(batch, self.now)
                 done = True
         return done

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from slipstream.server.process.command import main
+from slipstream.server.store.groups import commit_open_group
 from slipstream.server.store.lmdb.store import LmdbStore
 from tests.server.store.lmdb import trials
-from tests.server.store.lmdb.test_lmdb import carry
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +76,9 @@ def test_a_store_is_compacted_with_the_purged_messages_that_are_still_in_it(
     log = store.create("S", b"")
     for n in range(6_000):
         log.append(n, f"s.{n % 7}", b"", b"x" * 200)
-    carry(store)
+    commit_open_group(store)
     log.purge(below=5_900)
-    carry(store)
+    commit_open_group(store)
     assert store.backlog
     store.close()
     size = (path / "data.mdb").stat().st_size

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from slipstream.server.engine.ports import LogSnapshot, Store, StreamLog, Walk, matches_any, sorted_walk
+from slipstream.server.store.groups import commit_open_group
 from slipstream.server.store.lmdb import snapshot as lmdb_snapshot
 from slipstream.server.store.lmdb import view as lmdb_view
 from slipstream.server.store.lmdb.env import MAX_PINS
@@ -49,12 +50,7 @@ class Traffic:
         self.commit()
 
     def commit(self) -> None:
-        group = self.store.seal()
-        self.store.begin(group)
-        while not self.store.write_some(group):
-            pass
-        self.store.commit(group)
-        self.store.finish(group)
+        commit_open_group(self.store)
 
     def group(self) -> None:
         rng, log = self.rng, self.log
@@ -221,12 +217,7 @@ def test_no_slice_of_a_walk_looks_at_many_subjects(tmp_path: Path) -> None:
         log = store.create("S", b"")
         for n in range(20_000):
             log.append(n, f"g.{n % 10}.{n}", b"", b"")
-        group = store.seal()
-        store.begin(group)
-        while not store.write_some(group):
-            pass
-        store.commit(group)
-        store.finish(group)
+        commit_open_group(store)
         snapshot = log.snapshot()
         walks: tuple[Callable[[LogSnapshot], Walk[Any]], ...] = (
             lambda s: s.last("*.*.none"),

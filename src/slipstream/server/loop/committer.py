@@ -36,6 +36,7 @@ from slipstream.server.engine.engine import Engine
 from slipstream.server.engine.journal import CommitBatch, Journal
 from slipstream.server.engine.monitoring.metrics import CommitReport
 from slipstream.server.engine.ports import Group, Store
+from slipstream.server.store.groups import write_group
 
 log: logging.Logger = logging.getLogger("slipstream.server")
 
@@ -209,11 +210,11 @@ class Committer:
     def _store_small(self, worker: Worker, group: Group) -> None:
         """Begin, write and commit, in the worker's thread. This is safe beside the loop: a group without jobs is
         written from what it holds itself, and the loop changes nothing of the store but its open group."""
-        _store(self.journal.store, group, worker.waits_for_disk)
+        write_group(self.journal.store, group, worker.waits_for_disk)
 
     def _commit_now(self, batch: CommitBatch, group: Group) -> None:
         try:
-            _store(self.journal.store, group, _at_once)
+            write_group(self.journal.store, group)
         except Exception as exc:
             self._fail(exc)
         else:
@@ -289,15 +290,3 @@ class Committer:
         is_expected = is_known or isinstance(error, StoreError)
         log.error("a group of changes could not be stored: %s%s", error, more, exc_info=None if is_expected else error)
         self._logged, self._logged_at, self._not_logged = str(error), now, 0
-
-
-def _store(store: Store, group: Group, waits_for_disk: Callable[[], None]) -> None:
-    store.begin(group)
-    while not store.write_some(group):
-        pass
-    waits_for_disk()
-    store.commit(group)
-
-
-def _at_once() -> None:
-    """Nothing waits."""

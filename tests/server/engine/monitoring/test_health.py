@@ -18,6 +18,7 @@ import pytest
 from nats.aio.client import Client as NatsClient
 
 from slipstream.server.server import Server
+from slipstream.server.store.groups import write_group
 from slipstream.server.store.lmdb.store import LmdbStore
 from tests.server.support import Client, Rig, sequences, status
 
@@ -134,10 +135,7 @@ def carry(rig: Rig) -> None:
         batch = journal.seal()
         try:
             if batch.group is not None:
-                journal.store.begin(batch.group)
-                while not journal.store.write_some(batch.group):
-                    pass
-                journal.store.commit(batch.group)
+                write_group(journal.store, batch.group)
         except Exception as exc:
             rig.engine.failed(journal, exc, rig.now)
         else:

@@ -11,6 +11,7 @@ from slipstream.errors import CorruptRecordError
 from slipstream.server.engine.ports import Record, Store
 from slipstream.server.engine.reads.frozen_log import FrozenLog, LogView
 from slipstream.server.engine.replication.ingest import Ingest
+from slipstream.server.store.groups import commit_open_group
 from slipstream.server.store.lmdb.store import LmdbStore
 from slipstream.server.store.memory.log import MemoryLog
 from slipstream.server.store.memory.store import MemoryStore
@@ -18,15 +19,6 @@ from tests.server.support import Client, Rig, status
 
 SUBJECTS = ("a", "a.b", "a.c", "b.c", "b.c.d")
 PATTERNS = ("", ">", "a.*", "a.>", "*.c", "b.c", "*", "zz.>", "a")
-
-
-def carry(store: Store) -> None:
-    group = store.seal()
-    store.begin(group)
-    while not store.write_some(group):
-        pass
-    store.commit(group)
-    store.finish(group)
 
 
 def answers(log: LogView) -> dict[str, object]:
@@ -64,12 +56,12 @@ def test_it_answers_as_the_log_did(kind: str, seed: int, tmp_path: Path) -> None
             log.purge(pattern=pick.choice(PATTERNS), keep=pick.randrange(3))
         if pick.random() < 0.05:
             log.skip(log.state.last_seq + 5)
-        carry(store)
+        commit_open_group(store)
         if pick.random() < 0.2:
             snapshot = FrozenLog(log)
             kept.append((snapshot, answers(log)))
     log.purge()
-    carry(store)
+    commit_open_group(store)
     assert len(kept) > 3
     for snapshot, expected in kept:
         assert answers(snapshot) == expected

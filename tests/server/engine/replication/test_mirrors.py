@@ -13,6 +13,7 @@ from slipstream.server.engine.ports import Record
 from slipstream.server.engine.reads.direct_get import REJECT_DELAY
 from slipstream.server.engine.replication import ingest as ingest_module
 from slipstream.server.engine.replication.ingest import CUT, HELD, Ingest
+from slipstream.server.store.groups import write_group
 from slipstream.server.store.lmdb.store import LmdbStore
 from slipstream.wire import pub
 from tests.server.engine.consumers.kit import Bench
@@ -576,10 +577,7 @@ def test_info_of_a_deleted_stream_is_an_error_while_another_one_is_created(clien
     unsettled(client, "DELETE.S", {})
     batch = journal.seal()
     assert batch.group is not None
-    journal.store.begin(batch.group)
-    while not journal.store.write_some(batch.group):
-        pass
-    journal.store.commit(batch.group)
+    write_group(journal.store, batch.group)
     unsettled(client, "CREATE.X", {"name": "X", "storage": "memory", "subjects": ["x"]})  # the list is open again
     rig.engine.committed(batch, rig.now)
     rig.settle()

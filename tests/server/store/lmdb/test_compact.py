@@ -13,6 +13,7 @@ import lmdb
 import pytest
 
 from slipstream.errors import CorruptRecordError, StoreError, UsageError
+from slipstream.server.store.groups import commit_open_group, write_group
 from slipstream.server.store.lmdb import compact
 from slipstream.server.store.lmdb.compact import Compaction, Phase
 from slipstream.server.store.lmdb.env import COPY_DIR, STAMP
@@ -21,7 +22,7 @@ from slipstream.server.store.lmdb.salvage import Survey
 from slipstream.server.store.lmdb.segments import Tuning
 from slipstream.server.store.lmdb.store import LmdbStore
 from tests.server.store.lmdb.test_crash import agrees_with_itself, content
-from tests.server.store.lmdb.test_lmdb import carry, drain
+from tests.server.store.lmdb.test_lmdb import drain
 from tests.server.store.lmdb.test_scrub import reported, scrub
 
 TUNING = Tuning(segment=64, slice=50, dirty=40, journal=200, cache=10, probe=16, page=7)
@@ -55,7 +56,7 @@ def fill(store: LmdbStore, count: int = 2_000) -> None:
         subject, header, payload = content(seq)
         log.append(seq, subject, header, payload if seq % 100 else payload * 2_000)
         if seq % 100 == 0:
-            carry(store)
+            commit_open_group(store)
     churn = store.create("CHURN", b"")
     for seq in range(count // 2):
         churn.append(seq, f"k.{seq % 150}", b"NATS/1.0\r\nNats-TTL: 90s\r\n\r\n" if seq % 3 else b"", b"v")
@@ -151,7 +152,7 @@ def test_an_empty_store_is_compacted(path: Path) -> None:
     store = LmdbStore(path, map_size=MAP_SIZE, tuning=TUNING)
     run(store)
     store.create("S", b"").append(1, "s.s", b"", b"")
-    carry(store)
+    commit_open_group(store)
     is_whole(store)
     store.close()
 
@@ -352,10 +353,7 @@ def test_a_change_that_was_not_noted_does_not_get_lost(store: LmdbStore, path: P
 
     def carry_unnoted() -> None:
         group = store.seal()
-        store.begin(group)
-        while not store.write_some(group):
-            pass
-        store.commit(group)
+        write_group(store, group)
         store._env.changed = []
         store.finish(group)
 
@@ -463,7 +461,7 @@ def kill_in(moment: str, path: Path, acknowledge: Callable[[int], object]) -> No
         for _ in range(30):
             seq = log.state.last_seq + 1
             log.append(seq, *content(seq))
-        carry(store)
+        commit_open_group(store)
         acknowledge(log.committed.last_seq)
 
     seen: list[Phase] = []

@@ -41,12 +41,7 @@ while True:
         churn.purge(pattern=f"k.{pick.randrange(150)}", keep=1)
     if pick.random() < 0.02:
         churn.purge()
-    group = store.seal()
-    store.begin(group)
-    while not store.write_some(group):
-        pass
-    store.commit(group)
-    store.finish(group)
+    commit_open_group(store)
     print(plain.committed.last_seq, churn.committed.last_seq, flush=True)
 """
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.server.engine.ports import Store, StreamLog, expires_at, memory_size, parse_ttl, time_to_live
+from slipstream.server.store.groups import commit_open_group
 from slipstream.server.store.lmdb.store import LmdbStore
 from slipstream.server.store.lmdb.view import View
 from slipstream.server.store.memory.store import MemoryStore
@@ -16,15 +17,6 @@ SECOND = 1_000_000_000
 
 def block(ttl: str) -> bytes:
     return f"NATS/1.0\r\nNats-TTL: {ttl}\r\n\r\n".encode()
-
-
-def commit(store: Store) -> None:
-    group = store.seal()
-    store.begin(group)
-    while not store.write_some(group):
-        pass
-    store.commit(group)
-    store.finish(group)
 
 
 @pytest.fixture(params=["memory", "lmdb"])
@@ -57,7 +49,7 @@ def test_expired_messages_are_reported_once_and_in_order(store: Store, log: Stre
         log.append(SECOND, "a", block(ttl), b"")
     log.append(SECOND, "a", b"", b"")
     assert log.take_expired(9 * SECOND, 10) == []  # not before it is committed
-    commit(store)
+    commit_open_group(store)
     assert log.next_expiry() == 2 * SECOND
     assert log.take_expired(2 * SECOND - 1, 10) == []
     assert log.take_expired(2 * SECOND, 10) == [2, 5]
@@ -71,7 +63,7 @@ def test_expired_messages_are_reported_once_and_in_order(store: Store, log: Stre
 def test_a_removed_message_does_not_expire(store: Store, log: StreamLog) -> None:
     for _ in range(3):
         log.append(SECOND, "a", block("1"), b"")
-    commit(store)
+    commit_open_group(store)
     log.append(SECOND, "b", block("1"), b"")
     log.remove(1)
     log.remove(4)
@@ -81,7 +73,7 @@ def test_a_removed_message_does_not_expire(store: Store, log: StreamLog) -> None
 
 def test_an_abandoned_group_restores_the_expiries(store: Store, log: StreamLog) -> None:
     log.append(SECOND, "a", block("1"), b"")
-    commit(store)
+    commit_open_group(store)
     log.append(SECOND, "a", block("1"), b"")
     assert log.take_expired(9 * SECOND, 10) == [1]
     log.remove(1)
@@ -93,14 +85,14 @@ def test_expiries_survive_a_restart_and_are_deleted_with_their_stream(tmp_path: 
     store = LmdbStore(tmp_path)
     for name in ("S", "T"):
         store.create(name, b"").append(SECOND, "a", block("1"), b"")
-    commit(store)
+    commit_open_group(store)
     store.close()
     store = LmdbStore(tmp_path)
     assert store.log("S").next_expiry() == 2 * SECOND
     store.delete("S")
     store.log("T").purge()
     while store.pending or store.backlog:
-        commit(store)
+        commit_open_group(store)
     store.create("S", b"")
     assert store.log("S").next_expiry() == store.log("T").next_expiry() == 0
     env = store._env
@@ -114,7 +106,7 @@ def test_expired_messages_are_found_without_reading_the_others(tmp_path: Path, m
     for n in range(2_000):
         log.append(SECOND, f"s.{n}", block("100"), b"")
     log.append(SECOND, "s.0", block("1"), b"")
-    commit(store)
+    commit_open_group(store)
     looked_at: list[int] = []
     original = View.value
 
@@ -137,7 +129,7 @@ def test_memory_does_not_grow_with_removed_messages() -> None:
         if n:
             log.remove(n)
         if n % 100 == 0:
-            commit(store)
+            commit_open_group(store)
     assert len(log._moments) < 3_000  # type: ignore[attr-defined]
 
 

@@ -23,6 +23,7 @@ import pytest
 
 from slipstream.errors import CorruptRecordError, StoreError, UsageError
 from slipstream.server.engine.ports import Record, StreamLog
+from slipstream.server.store.groups import commit_open_group, write_group
 from slipstream.server.store.lmdb import view
 from slipstream.server.store.lmdb.env import Environment, translated
 from slipstream.server.store.lmdb.jobs import _sorted
@@ -38,19 +39,10 @@ TINY = Tuning(segment=8, slice=6, dirty=4, journal=12, cache=3, probe=4, page=3)
 TABLES = (b"messages", b"index", b"subjects", b"control")
 
 
-def carry(store: LmdbStore) -> None:
-    group = store.seal()
-    store.begin(group)
-    while not store.write_some(group):
-        pass
-    store.commit(group)
-    store.finish(group)
-
-
 def drain(store: LmdbStore) -> None:
-    carry(store)
+    commit_open_group(store)
     while store.backlog:
-        carry(store)
+        commit_open_group(store)
 
 
 def fill(log: StreamLog, count: int, subjects: int = 3) -> None:
@@ -99,7 +91,7 @@ def filled(path: Path, count: int = 30) -> None:
     log = store.create("S", b"config")
     for _ in range(count // 6):  # enough groups for the rows to be flushed
         fill(log, 6)
-        carry(store)
+        commit_open_group(store)
     drain(store)
     store.close()
 
@@ -129,9 +121,9 @@ def test_a_scan_takes_no_message_for_another_one_whose_key_has_the_same_checksum
     own.skip(last - 1)
     own.append(0, "own", b"", b"1")
     own.append(0, "own", b"", b"2")
-    carry(store)
+    commit_open_group(store)
     own.remove(last)
-    carry(store)
+    commit_open_group(store)
     assert [record.seq for record in own.scan("", last - 1, limit=10)] == [last - 1]
     assert own.scan("", last, limit=10) == []
 
@@ -140,10 +132,10 @@ def test_a_scan_over_a_wide_gap_takes_no_message_for_another_one(store: LmdbStor
     log, later = store.create("own", b""), 0x196300775
     assert crc32(MESSAGE_KEY.pack(1, 2)) == crc32(MESSAGE_KEY.pack(1, later))
     log.append(0, "s", b"", b"1")
-    carry(store)
+    commit_open_group(store)
     log.skip(later)
     log.append(0, "s", b"", b"2")
-    carry(store)
+    commit_open_group(store)
     assert [record.seq for record in log.scan("", 1, limit=10)] == [1, later]
 
 
@@ -178,7 +170,7 @@ def test_a_damaged_message_can_be_removed_and_purged(path: Path, at: int) -> Non
     assert log.count_of("s.1") == 9
     assert log.purge(below=31) == 29
     assert log.state.messages == log.state.bytes == log.state.subjects == 0
-    carry(store)
+    commit_open_group(store)
     store.close()
 
 
@@ -226,7 +218,7 @@ def test_a_full_map_drops_the_groups_and_the_store_recovers(path: Path) -> None:
     store = LmdbStore(path, map_size=1 << 20)
     log = store.create("S", b"")
     log.append(1, "a", b"", b"first")
-    carry(store)
+    commit_open_group(store)
     for _ in range(40):
         log.append(2, "b", b"", bytes(50_000))
     group = store.seal()
@@ -241,7 +233,7 @@ def test_a_full_map_drops_the_groups_and_the_store_recovers(path: Path) -> None:
     assert log.committed.last_seq == 1
     assert log.last_seq_of("b") == log.count_of("c") == 0
     assert log.append(4, "d", b"", b"fits") == 2
-    carry(store)
+    commit_open_group(store)
     store.close()
     store = LmdbStore(path)
     assert [record.payload for record in store.log("S").scan("", 1, limit=9)] == [b"first", b"fits"]
@@ -251,13 +243,13 @@ def test_a_full_map_drops_the_groups_and_the_store_recovers(path: Path) -> None:
 def test_a_group_that_cannot_be_written_is_dropped_again_and_again(path: Path) -> None:
     store = LmdbStore(path, map_size=1 << 19, tuning=TINY)
     log = store.create("S", b"")
-    carry(store)
+    commit_open_group(store)
     last = failed = 0
     for n in range(120):
         for _ in range(10):
             log.append(n, f"s.{n}", b"", bytes(400))
         try:
-            carry(store)
+            commit_open_group(store)
             last = log.committed.last_seq
         except StoreError:
             store.abandon()
@@ -274,21 +266,21 @@ def test_a_failed_commit_is_dropped_and_the_store_recovers(path: Path) -> None:
     store = LmdbStore(path)
     log = store.create("S", b"")
     fill(log, 50)
-    carry(store)
+    commit_open_group(store)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, ((path / "data.mdb").stat().st_size, limits[1]))
     try:
         for _ in range(100):
             log.append(1, "large", b"", bytes(10_000))
         with pytest.raises(StoreError, match="disk"):
-            carry(store)
+            commit_open_group(store)
         store.abandon()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert log.state == log.committed
     assert log.committed.last_seq == 50
     assert log.append(2, "s.0", b"", b"after") == 51
-    carry(store)
+    commit_open_group(store)
     store.close()
     store = LmdbStore(path)
     assert [record.seq for record in store.log("S").scan("", 1, limit=99)] == list(range(1, 52))
@@ -435,7 +427,7 @@ def test_a_lock_file_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch,
 def test_a_forked_child_can_neither_read_nor_write(store: LmdbStore) -> None:
     log = store.create("S", b"")
     fill(log, 5)
-    carry(store)
+    commit_open_group(store)
     pid = os.fork()
     if pid == 0:
         wrong = 0
@@ -449,7 +441,7 @@ def test_a_forked_child_can_neither_read_nor_write(store: LmdbStore) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert log.get(1) is not None
     fill(log, 5)
-    carry(store)
+    commit_open_group(store)
 
 
 def test_a_directory_that_cannot_be_used_is_an_error_of_the_store(tmp_path: Path) -> None:
@@ -465,11 +457,11 @@ def test_a_directory_that_cannot_be_used_is_an_error_of_the_store(tmp_path: Path
 def test_streams_and_their_configurations_are_there_after_reopening(store: LmdbStore, path: Path) -> None:
     store.create("A", b"one")
     store.create("B", b"two")
-    carry(store)
+    commit_open_group(store)
     store.configure("A", b"three")
     store.delete("B")
     fill(store.create("B", b"four"), 3)
-    carry(store)
+    commit_open_group(store)
     store.configure("A", b"lost")
     store.close()
     again = LmdbStore(path)
@@ -485,12 +477,12 @@ def test_streams_and_their_configurations_are_there_after_reopening(store: LmdbS
 def test_the_log_of_a_deleted_stream_is_empty_and_rejects_changes(store: LmdbStore) -> None:
     log = store.create("S", b"")
     fill(log, 9)
-    carry(store)
+    commit_open_group(store)
     store.delete("S")
     assert log.get(3) is not None  # the reader's view moves with the commit
     with pytest.raises(StoreError, match="was deleted"):
         log.append(1, "a", b"", b"")
-    carry(store)
+    commit_open_group(store)
     assert log.get(3) is None
     assert log.committed.messages == 0
     assert log.scan("", 1, limit=9) == []
@@ -510,7 +502,7 @@ def test_nothing_is_left_of_deleted_streams(store: LmdbStore, path: Path, how: s
         store.delete("S")
         if how == "recreate":
             store.create("S", b"")
-    carry(store)
+    commit_open_group(store)
     assert store.backlog
     drain(store)
     store.close()
@@ -529,17 +521,14 @@ def test_a_large_purge_is_seen_at_once_and_cleared_in_slices(store: LmdbStore, p
     log = store.create("S", b"")
     for _ in range(10):
         fill(log, 50, subjects=20)
-        carry(store)
+        commit_open_group(store)
     drain(store)
     assert log.purge(below=401) == 400
     assert (log.state.messages, log.state.first_seq) == (100, 401)
     assert [log.count_of(f"s.{n}") for n in range(20)] == [6] * 10 + [4] * 10
     group = store.seal()
     assert group.size < 60
-    store.begin(group)
-    while not store.write_some(group):
-        pass
-    store.commit(group)
+    write_group(store, group)
     store.finish(group)
     assert log.get(400) is None
     assert log.scan("s.3", 1, limit=99)[0].seq > 400
@@ -572,7 +561,7 @@ def test_subjects_longer_than_a_key_are_kept_apart(store: LmdbStore, path: Path)
     assert log.count("long.*.7", 10) == 2
     assert log.purge(pattern=names[5]) == 3
     assert log.count_of(names[5]) == 0
-    carry(again)
+    commit_open_group(again)
     again.close()
 
 
@@ -587,7 +576,7 @@ def test_a_sequence_far_ahead_costs_nothing(store: LmdbStore) -> None:
     assert log.last_seq_of("a") == log.first_seq_of("a") == 0
     log.append(2, "a", b"", b"")
     assert log.purge(keep=5) == 0
-    carry(store)
+    commit_open_group(store)
     assert [record.seq for record in log.scan("a", 1, limit=9)] == [(1 << 50) + 1]
     assert log.time_to_seq(2) == (1 << 50) + 1
     assert log.last("*") is not None
@@ -600,7 +589,7 @@ def test_rows_of_many_streams_are_evicted_from_memory(path: Path) -> None:
     for name in names:
         fill(store.create(name, b""), 15, subjects=15)
     for _ in range(600):
-        carry(store)
+        commit_open_group(store)
     logs = [store.log(name) for name in names]
     assert sum(log.base.journaled for log in logs if isinstance(log, LmdbLog)) <= 4 * tuning.journal
     store.close()
@@ -617,7 +606,7 @@ def test_a_stream_of_one_subject_is_read_by_it_from_anywhere(store: LmdbStore) -
         if n % 7 == 6:
             log.remove(n - 3)
         if n % 10 == 9:
-            carry(store)
+            commit_open_group(store)
     expected = [seq for seq in range(1, 101) if seq % 7 != 3]
     for seq in (1, 30, 99, 101):
         assert [record.seq for record in log.scan("only", seq, limit=200)] == [at for at in expected if at >= seq]
@@ -625,7 +614,7 @@ def test_a_stream_of_one_subject_is_read_by_it_from_anywhere(store: LmdbStore) -
     assert log.multi_last(["only"], up_to=50) == [50]
     assert log.multi_last(["only"], up_to=52) == [51]
     assert log.purge(pattern="only", keep=10) == len(expected) - 10
-    carry(store)
+    commit_open_group(store)
     assert log.committed.first_seq == expected[-10]
 
 
@@ -662,7 +651,7 @@ def test_a_store_of_format_1_gets_the_sums_that_it_lacks(path: Path) -> None:
     log = store.log("S")
     assert [record.seq for record in log.scan("s.1", 1, limit=50)] == list(range(2, 31, 3))
     assert log.remove(7)
-    carry(store)
+    commit_open_group(store)
     store.close()
     store = LmdbStore(path, tuning=TINY)
     assert [record.seq for record in store.log("S").scan("", 1, limit=50)] == [n for n in range(1, 31) if n != 7]
@@ -681,8 +670,8 @@ def grown(path: Path, word: bytes, first: int) -> None:
     for n in range(first, first + 200):
         log.append(n, f"s.{n % 7}", b"", b"%b %d" % (word, n))
         if n % 20 == 0:
-            carry(store)
-    carry(store)
+            commit_open_group(store)
+    commit_open_group(store)
     store.close()
 
 
@@ -795,7 +784,7 @@ def test_a_damaged_message_is_removed_whatever_its_checksum_says(tmp_path: Path)
             log.get(200)
         for seq in (*range(193, 200), 200):
             assert log.remove(seq)
-            carry(store)
+            commit_open_group(store)
         assert log.get(192) is not None
         store.close()
         again = LmdbStore(tmp_path, map_size=1 << 26)
@@ -810,10 +799,10 @@ def test_messages_are_counted_exactly_where_a_purge_cuts_a_segment_of_very_many(
     with_purge, count = LmdbStore(path), 33_000
     log = with_purge.create("S", b"{}")
     fill(log, count)
-    carry(with_purge)
+    commit_open_group(with_purge)
     assert log.count("", below) == count - below + 1
     assert log.purge(below=below) == below - 1
-    carry(with_purge)
+    commit_open_group(with_purge)
     assert log.committed.messages == log.count("", 0) == count - below + 1
     assert log.purge(keep=1000) == count - below + 1 - 1000
     assert (log.state.first_seq, log.state.messages) == (count - 999, 1000)
@@ -825,10 +814,10 @@ def test_purge_that_keeps_the_newest_counts_by_blocks(path: Path, keep: int) -> 
     small = LmdbStore(path, tuning=Tuning(segment=32))
     log = small.create("S", b"{}")
     fill(log, 150)
-    carry(small)
+    commit_open_group(small)
     for seq in (3, 40, 41, 149):
         log.remove(seq)
-    carry(small)
+    commit_open_group(small)
     log.skip(100_000)  # a wide gap
     fill(log, 60)
     log.remove(100_005)
@@ -836,7 +825,7 @@ def test_purge_that_keeps_the_newest_counts_by_blocks(path: Path, keep: int) -> 
     assert len(every) == log.state.messages == 205
     assert log.purge(keep=keep) == max(0, 205 - keep)
     assert [seq for seq in range(1, 101_000) if log.peek(seq) is not None] == every[-keep:]
-    carry(small)
+    commit_open_group(small)
     assert log.committed.messages == keep
     small.close()
 
@@ -872,7 +861,7 @@ def test_rows_that_change_while_they_are_flushed_survive_a_crash(path: Path) -> 
         for seq in pick.sample(sorted(alive), 2):
             log.remove(seq)
             del alive[seq]
-        carry(store)
+        commit_open_group(store)
         assert isinstance(log, LmdbLog)
         were_flushing += log.base.is_flushing
         expected = {subject: list(alive.values()).count(subject) for subject in set(alive.values())}
@@ -894,7 +883,7 @@ def test_a_flush_begins_again_after_a_group_was_lost(path: Path) -> None:
     log = store.create("S", b"")
     assert isinstance(log, LmdbLog)
     fill(log, 30, subjects=30)
-    carry(store)
+    commit_open_group(store)
     assert log.base.is_flushing
     fill(log, 1)
     group = store.seal()
@@ -915,7 +904,7 @@ def test_rows_that_cannot_be_read_fail_the_group_and_not_the_store(
 ) -> None:
     log = store.create("S", b"")
     fill(log, 3)
-    carry(store)
+    commit_open_group(store)
 
     def damaged(*_: object) -> None:
         raise lmdb.CorruptedError("a damaged page")
@@ -929,7 +918,7 @@ def test_rows_that_cannot_be_read_fail_the_group_and_not_the_store(
         store.abandon()
     assert log.state == log.committed
     fill(log, 1)
-    carry(store)
+    commit_open_group(store)
     assert log.committed.messages == 4
 
 
@@ -939,17 +928,14 @@ def test_a_group_of_few_changes_removes_few_messages_of_a_purge(path: Path) -> N
     fill(log, 8_000, subjects=8_000)
     drain(store)
     log.purge(below=6_000)
-    carry(store)
+    commit_open_group(store)
     for size, most in ((1, 17), (100, 68), (4_000, 250)):
         fill(log, size)
         group = store.seal()
         assert isinstance(group, LmdbGroup)
         removed = sum(len(delta.deletes) for delta in group.deltas.values())
         assert 0 < removed <= most
-        store.begin(group)
-        while not store.write_some(group):
-            pass
-        store.commit(group)
+        write_group(store, group)
         store.finish(group)
     drain(store)
     assert not store.sweeping
@@ -964,16 +950,13 @@ def test_small_groups_share_the_work_of_jobs(path: Path) -> None:
     store = LmdbStore(path, tuning=Tuning(segment=1_024))
     log = store.create("S", b"")
     fill(log, 3_000, subjects=3_000)
-    carry(store)  # two segments are full
+    commit_open_group(store)  # two segments are full
     did, groups = 0, 0
     while store.backlog:
         fill(log, 1)
         group = store.seal()
         assert isinstance(group, LmdbGroup)
-        store.begin(group)
-        while not store.write_some(group):
-            pass
-        store.commit(group)
+        write_group(store, group)
         store.finish(group)
         did, groups = did + group.worked, groups + 1
     assert 0 < did < groups / 3
@@ -990,7 +973,7 @@ def test_messages_that_were_not_counted_yet_are_removed_with_their_segment(store
     fill(log, 2)
     assert log.purge(below=9) == 7
     assert log.state.messages == 6
-    carry(store)
+    commit_open_group(store)
     assert dict(log.subjects(">")) == {"s.0": 3, "s.1": 2, "s.2": 1}
     assert [seq for seq in range(1, 110) if log.get(seq)] == [9, 10, 11, 12, 100, 101]
 
@@ -1000,7 +983,7 @@ def test_a_scan_takes_no_message_for_another_one(path: Path, moved: int) -> None
     """It does not read the keys of messages that come without a gap: a checksum covers the key."""
     store = LmdbStore(path)
     fill(store.create("S", b""), 600)
-    carry(store)
+    commit_open_group(store)
     store.close()
     values = [value for _, value in tables(path)[b"messages"]]
     file = path / "data.mdb"
@@ -1018,11 +1001,11 @@ def test_a_scan_goes_on_behind_gaps_and_ends_before_another_stream(store: LmdbSt
     log, other = store.create("S", b""), store.create("T", b"")
     fill(log, 700)
     fill(other, 5)
-    carry(store)
+    commit_open_group(store)
     gone = {1, 2, 250, 255, 256, 257, 400, 511, 512, 699}
     for seq in gone:
         log.remove(seq)
-    carry(store)
+    commit_open_group(store)
     left = [seq for seq in range(1, 701) if seq not in gone]
     assert [record.seq for record in log.scan("", 1, limit=1_000)] == left
     assert [record.seq for record in log.scan("", 254, limit=3)] == [254, 258, 259]
@@ -1039,12 +1022,9 @@ def test_a_wildcard_lookup_keeps_what_the_open_group_removed(store: LmdbStore) -
     log.remove(4)
     assert log.last_seq_of("s.*") == 3
     assert log.count_of("s.0") == 3
-    store.begin(group)
-    while not store.write_some(group):
-        pass
-    store.commit(group)
+    write_group(store, group)
     store.finish(group)
-    carry(store)
+    commit_open_group(store)
     assert list(log.subjects(">")) == [("s.0", 3)]
     assert log.purge(pattern="s.0") == 3
     assert log.state.subjects == 0
@@ -1100,7 +1080,7 @@ def test_a_read_that_another_one_ended_is_repeated_for_the_rows(
     drain(store)
     log.append(9, "t.1", b"", b"")
     unreadable_rows(monkeypatch, Unreadable(1, lmdb.BadTxnError))
-    carry(store)
+    commit_open_group(store)
     assert dict(log.subjects(">")) == {"s.0": 1, "s.1": 1, "s.2": 1, "t.1": 1}
 
 
@@ -1175,7 +1155,7 @@ def test_rows_in_memory_are_the_newest_ones_and_not_too_many(path: Path) -> None
             for seq in pick.sample(sorted(alive), min(most // 4, len(alive))):
                 log.remove(seq)
                 del alive[seq]
-            carry(store)
+            commit_open_group(store)
             counts = Counter(alive.values())
             known = {subject: row for n in range(300) if (row := log.base.row(subject := f"s.{n}")) is not None}
             assert {subject: row[0] for subject, row in known.items()} == {name: counts[name] for name in known}
@@ -1188,7 +1168,7 @@ def test_rows_in_memory_are_the_newest_ones_and_not_too_many(path: Path) -> None
         drain(store)
         for _ in range(50):
             fill(log, 6)
-            carry(store)
+            commit_open_group(store)
         log.base.clean.clear()
         counts.update(f"s.{n % 3}" for n in range(300))
         assert dict(log.subjects(">")) == {subject: count for subject, count in counts.items() if count}
@@ -1238,14 +1218,14 @@ def test_a_damaged_row_whose_messages_are_lost_too_fails_no_group(path: Path) ->
         fill(other, 1)
         log.append(n, "s.1", b"", b"new")
         assert log.state.messages == 25 + n
-        carry(store)
+        commit_open_group(store)
     assert log.last_seq_of("s.1") == 26
     assert log.remove(26)
     assert log.remove(25)
     assert log.last_seq_of("s.1") == 23  # it is lost: who reads it gets an error
     with pytest.raises(CorruptMessageError):
         log.get(23)
-    carry(store)
+    commit_open_group(store)
     store.close()
     store = LmdbStore(path)
     assert store.log("S").committed.messages == 24
@@ -1257,7 +1237,7 @@ def test_a_purge_that_cannot_be_completed_stops_no_commit(store: LmdbStore, monk
     fill(log, 60)
     drain(store)
     log.purge(below=50)
-    carry(store)
+    commit_open_group(store)
     assert store.sweeping
 
     def failing(*_: object) -> int:
@@ -1266,7 +1246,7 @@ def test_a_purge_that_cannot_be_completed_stops_no_commit(store: LmdbStore, monk
     with monkeypatch.context() as patched:
         patched.setattr(LmdbLog, "sweep", failing)
         fill(other, 3)
-        carry(store)
+        commit_open_group(store)
         assert other.committed.messages == 3
         assert not store.sweeping
     assert log.purge(below=55) == 5  # it goes on with the next one

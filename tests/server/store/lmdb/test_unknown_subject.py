@@ -8,10 +8,11 @@ import lmdb
 import pytest
 
 from slipstream.server.engine.ports import StreamLog
+from slipstream.server.store.groups import commit_open_group
 from slipstream.server.store.lmdb.log import LmdbLog
 from slipstream.server.store.lmdb.records import MESSAGE_KEY, STAMP, CorruptMessageError, seal
 from slipstream.server.store.lmdb.store import LmdbStore
-from tests.server.store.lmdb.test_lmdb import TINY, carry, drain, fill, filled, tables
+from tests.server.store.lmdb.test_lmdb import TINY, drain, fill, filled, tables
 from tests.server.store.test_walks import finish
 
 SUBJECT = 16  # where it begins in a stored message: behind time (0), its length (8), the header's length (12)
@@ -88,7 +89,7 @@ def test_nothing_is_in_doubt_once_a_damaged_message_is_removed(path: Path, at: i
     log = store.log("S")
     assert as_of(log, "s.1", 28) == [26]
     assert log.remove(26)
-    carry(store)
+    commit_open_group(store)
     assert not store.damaged()
     assert [as_of(log, f"s.{n}", 28) for n in range(3)] == [[28], [23], [27]]
     assert [record.seq for record in log.scan("s.1", 22, limit=9)] == [23, 29]
@@ -98,7 +99,7 @@ def test_nothing_is_in_doubt_once_a_damaged_message_is_removed(path: Path, at: i
         assert counts["s.1"] == 9
     for seq in (22, 25, 28):
         assert log.remove(seq)
-    carry(store)
+    commit_open_group(store)
     assert dict(log.subjects("s.0"))["s.0"] == 7
     store.close()
 
@@ -110,14 +111,14 @@ def test_a_damaged_message_counts_once_for_a_subject_it_seems_to_be_of(path: Pat
     for seq in range(1, 29):
         if seq % 3 == 1 and seq != 25:
             log.remove(seq)
-    carry(store)
+    commit_open_group(store)
     assert log.count_of("s.0") == 1
     store.close()
     flip_message(path, 26, SUBJECT + 2, 1)  # it seems to be of `s.0`, too
     store = LmdbStore(path, tuning=TINY)
     log = store.log("S")
     assert log.remove(26)
-    carry(store)
+    commit_open_group(store)
     assert log.count_of("s.0") == 1
     assert (record := log.last("s.0")) is not None
     assert record.seq == 25
@@ -130,7 +131,7 @@ def test_the_newest_match_of_a_filter_is_not_looked_for_behind_a_damaged_message
     store = LmdbStore(path, tuning=TINY)
     log = store.log("S")
     log.remove(30)
-    carry(store)
+    commit_open_group(store)
     snapshot = log.snapshot()
     assert finish(snapshot.last(pattern)) == 29
     snapshot.close()
@@ -147,7 +148,7 @@ def test_a_segment_with_a_damaged_message_gets_its_index_when_that_is_removed(tm
     fill(log, 22)
     drain(store)
     fill(log, 2)
-    carry(store)  # the segment from 16 on is full, and is to be indexed by a later group
+    commit_open_group(store)  # the segment from 16 on is full, and is to be indexed by a later group
     store.close()
     flip_message(path, 18, SUBJECT, 16)
     store = LmdbStore(path, tuning=TINY)
@@ -191,7 +192,7 @@ def test_the_time_of_the_first_message_is_not_taken_from_a_damaged_one(path: Pat
     assert log.remove(1)
     assert log.state.first_seq == 2
     assert log.state.first_time == 2  # of message 3
-    carry(store)
+    commit_open_group(store)
     store.close()
 
 
@@ -204,7 +205,7 @@ def test_a_damaged_row_of_a_long_subject_is_counted_again(tmp_path: Path) -> Non
     for n in range(24):
         log.append(n, (long, "s.1", f"l.{n}")[n % 3], b"", b"")
         if n % 6 == 5:
-            carry(store)
+            commit_open_group(store)
     drain(store)
     wanted = dict(log.subjects(">"))
     store.close()
@@ -255,7 +256,7 @@ def test_a_message_that_an_older_page_brought_back_is_removed_without_being_coun
         with pytest.raises(CorruptMessageError, match="missing or removed"):
             log.get(seq)
         assert log.remove(seq)
-        carry(store)
+        commit_open_group(store)
         assert log.get(seq) is None
     assert log.committed == state
     assert dict(log.subjects("s.0")) == {"s.0": 1}

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 from slipstream.errors import CorruptRecordError, StoreError
 from slipstream.server.engine.auth.users import User
 from slipstream.server.engine.ports import StreamLog
+from slipstream.server.store.groups import commit_open_group
 from slipstream.server.store.lmdb.pages import PageFile
 from slipstream.server.store.lmdb.records import MESSAGE_KEY, is_sound
 from slipstream.server.store.lmdb.salvage import salvage
@@ -467,12 +468,7 @@ def read_without_damaged(store: LmdbStore, name: str, truth: dict[int, tuple[str
     if name == "WQ":
         return  # some were acknowledged meanwhile
     try:
-        group = store.seal()
-        store.begin(group)
-        while not store.write_some(group):
-            pass
-        store.commit(group)
-        store.finish(group)
+        commit_open_group(store)
     except StoreError as exc:
         yield f"removal failed: {exc}"
         return

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from slipstream.errors import StoreError, UsageError
 from slipstream.server.engine.ports import LogState, StreamLog
+from slipstream.server.store.groups import commit_open_group
 from slipstream.server.store.lmdb.env import (
     COPY,
     INDEXED,
@@ -526,31 +527,22 @@ def _copy(survey: Survey, store: LmdbStore, tell: Callable[[str], None]) -> None
         log = logs[stream.sid] = store.create(stream.name, stream.config)
         for name, value in stream.kept.items():
             log.keep(name, value)
-    _commit(store)
+    commit_open_group(store)
     for sid, seq, key, value in survey.records():
         log = logs[sid]
         if seq <= log.state.last_seq:
             continue
         if store.pending >= _GROUP or seq - log.state.last_seq > _GROUP:
-            _commit(store)
+            commit_open_group(store)
         record = decode(survey.streams[sid].name, seq, key, value)
         log.skip(seq)
         log.append(record.time, record.subject, record.header, record.payload)
         counts[sid] += 1
-    _commit(store)
+    commit_open_group(store)
     for stream in survey.streams.values():
         logs[stream.sid].skip(stream.state.last_seq + 1)
-    _commit(store)
+    commit_open_group(store)
     while store.backlog:
-        _commit(store)
+        commit_open_group(store)
     for stream in survey.streams.values():
         tell(f"stream {stream.name!r}: {counts[stream.sid]} of {stream.state.messages} messages copied")
-
-
-def _commit(store: LmdbStore) -> None:
-    group = store.seal()
-    store.begin(group)
-    while not store.write_some(group):
-        pass
-    store.commit(group)
-    store.finish(group)

@@ -53,6 +53,7 @@ import lmdb
 
 from slipstream.errors import CorruptRecordError, StoreError, UsageError
 from slipstream.server.engine.ports import Group, StreamLog, Work, record_size
+from slipstream.server.store.groups import commit_open_group
 from slipstream.server.store.lmdb.compact import Compaction, Phase
 from slipstream.server.store.lmdb.env import (
     INDEXED,
@@ -712,12 +713,7 @@ def compact_directory(path: Path) -> tuple[int, int]:
     store = LmdbStore(path)
     try:
         while store.backlog:  # messages that were purged, and are still to be removed
-            group = store.seal()
-            store.begin(group)
-            while not store.write_some(group):
-                pass
-            store.commit(group)
-            store.finish(group)
+            commit_open_group(store)
         compaction = store.compact()
         try:
             is_ready = False
