@@ -52,7 +52,10 @@ async def test_a_port_in_use_is_an_error_that_names_it(listener: str) -> None:
         "monitoring": Server(http_port=port),
         "websocket": Server(websocket=WebSocketOptions(port=port)),
     }[listener]
-    with intruder(port), pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
+    with (
+        intruder(port),
+        pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use .is a server"),
+    ):
         await server.start()
     assert server.health().problems == ("the server is not running",)
     async with server:  # nothing of the first try is left
@@ -63,7 +66,7 @@ async def test_two_listeners_on_one_port_are_an_error() -> None:
     port = free_port()
     websocket = WebSocketOptions(port=port)
     for server in (Server(port=port, http_port=port), Server(port=port, websocket=websocket)):
-        with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
+        with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use .is a server"):
             await server.start()
 
 

@@ -313,7 +313,9 @@ def test_help_version_and_errors_are_short(tmp_path: Path) -> None:
         busy = run("-p", str(taken_port), "-T=false", "-js=false")
     assert busy.returncode == 1
     address = f"127.0.0.1:{taken_port}"
-    assert busy.stderr.splitlines()[-1].endswith(f"[FTL] cannot listen on port {address}: Address already in use")
+    assert busy.stderr.splitlines()[-1].endswith(
+        f"[FTL] cannot listen on {address}: Address already in use (is a server running on that port?)"
+    )
     (tmp_path / "file").touch()
     occupied = run("-p", "-1", "-js", "-sd", str(tmp_path / "file"))
     assert (occupied.returncode, "could not create storage directory" in occupied.stderr) == (1, True)

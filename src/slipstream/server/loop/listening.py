@@ -9,6 +9,7 @@ queue.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 from collections.abc import Callable
@@ -34,7 +35,7 @@ class ListeningSockets:
         try:
             found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         except OSError as exc:
-            raise OSError(exc.errno, f"cannot listen on port {shown}: {exc.strerror}") from exc
+            raise OSError(exc.errno, f"cannot listen on {shown}: {exc.strerror}") from exc
         sockets: list[socket.socket] = []
         try:
             for family, kind, proto, _, address in dict.fromkeys(found):
@@ -45,7 +46,9 @@ class ListeningSockets:
             for sock in sockets:
                 sock.close()
             reason = os.strerror(exc.errno) if exc.errno else str(exc)
-            raise OSError(exc.errno, f"cannot listen on port {shown}: {reason}") from exc
+            if exc.errno == errno.EADDRINUSE:
+                reason += " (is a server running on that port?)"
+            raise OSError(exc.errno, f"cannot listen on {shown}: {reason}") from exc
         return cls(sockets)
 
     async def serve(self, protocol: Callable[[], asyncio.Protocol], tls: Tls | None) -> None:
