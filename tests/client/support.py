@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import re
 import socket
+import struct
 import threading
 from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
@@ -70,6 +71,11 @@ class Peer:
                     body += self.expect(b"\r\n")
                 self.send(answer(found[1], found[2], body[int(found[3] or 0) : int(found[4])]))
                 said = b""
+
+    def reset(self) -> None:
+        """Close the connection in such a way that what the client sends next is an error at once."""
+        self._conn.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._conn.close()
 
     def until_closed(self) -> bytes:
         """Everything the client still sends."""

@@ -7,8 +7,9 @@ import threading
 
 import pytest
 
-from slipstream import connect
+from slipstream import connect, connect_blocking
 from slipstream.client._async.subscription import Subscription
+from slipstream.client._sync.transport import Transport
 from slipstream.client.events import SendNow
 from slipstream.client.mailbox import Mailbox
 from slipstream.client.session import Session
@@ -105,3 +106,39 @@ async def test_the_answer_is_sent_before_the_reader_has_its_turn() -> None:
             await asyncio.sleep(0)
             await nc.flush()
             assert await reader
+
+
+def test_an_answer_that_cannot_be_sent_loses_the_connection_once_whatever_is_behind_the_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    is_read, is_reset = threading.Event(), threading.Event()
+    read = Transport.read
+
+    def read_before_the_reset(transport: Transport, timeout: float) -> bytes | None:
+        data = read(transport, timeout)
+        if data and b"nonsense" in data:
+            is_read.set()
+            assert is_reset.wait(LIMIT)
+        return data
+
+    def breaks(peer: Peer) -> None:
+        peer.greet()
+        peer.expect(b"SUB a 2\r\n")
+        peer.send(status(STATUS, b"fc.1") + b"nonsense\r\n")
+        assert is_read.wait(LIMIT)
+        peer.reset()
+        is_reset.set()
+
+    def goes_on(peer: Peer) -> None:
+        peer.greet()
+        peer.send(message(b"on"))
+        peer.until_closed()
+
+    monkeypatch.setattr(Transport, "read", read_before_the_reset)
+    with FakeServer(breaks, goes_on) as server, connect_blocking(server.url) as nc:
+        with nc._connection.lock:
+            subscription = nc.subscribe("a")
+            subscription.pack(ACK_PREFIX)
+            subscription.answer_on_arrival(flow_control_subject)
+        assert subscription.next(timeout=LIMIT).data == b"on"
+        assert nc.stats.reconnects == 1

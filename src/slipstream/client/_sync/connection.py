@@ -340,7 +340,7 @@ class Connection:
     def _lost(self, error: Error) -> None:
         """The socket is of no use any more."""
         self._give_up_transport()
-        if not self.is_closed:
+        if self.session.is_trying or self.session.is_connected:  # otherwise an effect before this one has lost it
             self._carry_out(self.session.lost(error, now=time.monotonic(), random=random.random()))
         self._kick.set()
         self.changed.notify_all()
