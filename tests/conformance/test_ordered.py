@@ -111,6 +111,33 @@ async def test_a_consumer_that_stands_still_is_replaced_although_messages_expire
             assert await read(ordered, 2) == [last - 2, last - 1]  # progress: the next one may stand still as shortly
 
 
+async def test_a_consumer_that_is_gone_is_replaced_by_a_reader_that_expects_more(any_server: str, fresh: str) -> None:
+    async with filled(any_server, fresh) as stream, stream.ordered_consumer() as ordered:
+        await stream.delete_consumer(ordered.consumer_name)
+        assert not await ordered.is_drained()
+        assert not ordered.consumer_name
+        await publish(stream, 0, 3)
+        assert await read(ordered, 3) == [1, 2, 3]
+        await stream.delete()
+        assert not await ordered.is_drained()
+        with pytest.raises(StreamNotFoundError):
+            await ordered.next(timeout=20)
+
+
+async def test_listing_of_a_bucket_that_is_made_again_under_it_is_of_the_new_one(any_server: str, fresh: str) -> None:
+    async with proxy_to(any_server) as proxy, connect(proxy.url) as nc, connect(any_server) as other:
+        bucket = await nc.jetstream().create_key_value(fresh)
+        await bucket.put("old", b"")
+        proxy.fault = lambda frame: [] if b" $JS.ACK." in frame else [frame]
+        listing = asyncio.create_task(bucket.keys(timeout=10))  # less than three heartbeats
+        while b"$JS.API.CONSUMER.INFO." not in proxy.sent:  # it waits for messages
+            await asyncio.sleep(0.01)
+        await other.jetstream().delete_key_value(fresh)
+        await (await other.jetstream().create_key_value(fresh)).put("new", b"")
+        proxy.fault = whole
+        assert await listing == ["new"]
+
+
 async def test_a_replaced_consumer_of_last_messages_shows_no_superseded_ones(any_server: str, fresh: str) -> None:
     async with filled(any_server, fresh) as stream:
         js = jetstream_of(stream)

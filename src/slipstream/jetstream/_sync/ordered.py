@@ -21,6 +21,7 @@ from slipstream.client.base import FOREVER
 from slipstream.errors import (
     ApiError,
     ConnectionLostError,
+    ConsumerNotFoundError,
     Error,
     ErrorCode,
     HeartbeatLostError,
@@ -193,7 +194,7 @@ class OrderedConsumer(Openable):
 
     def is_drained(self) -> bool:
         """Whether the server has nothing left to deliver: some of the initial messages may have been removed before
-        they were delivered. False where that is not known: ask again later.
+        they were delivered. False where that is not known: ask again later. A consumer that is gone is replaced.
 
         nats-server 2.15 stops when the message that is next to be delivered, the last one of its subject, expires: it
         goes on with its next heartbeat, and then skips one such message at a time. So a consumer that has delivered
@@ -204,6 +205,10 @@ class OrderedConsumer(Openable):
             return False
         try:
             info = self._context.run(self._api.info(self.stream, name))
+        except (ConsumerNotFoundError, StreamNotFoundError):  # as after its stream was deleted, perhaps made again
+            if name == self._state.name:
+                self._discard_consumer()
+            return False
         except Error:  # it is being replaced, or there is no connection
             return False
         if info.delivered.consumer_seq > self._state.consumer_seq:  # on its way
