@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from slipstream.errors import StoreError
@@ -12,6 +13,7 @@ from slipstream.server.engine.jobs import STEP_UNITS
 from slipstream.server.engine.ports import Store
 from slipstream.server.engine.streams.expiry import MAX_PENDING, SLICE
 from slipstream.server.engine.streams.stream import Stream
+from slipstream.server.store.lmdb.records import MESSAGE_KEY
 from slipstream.server.store.lmdb.store import LmdbStore
 from slipstream.server.store.memory.store import MemoryStore
 from slipstream.wire import pub
@@ -302,3 +304,111 @@ def test_shorter_times_to_live_move_the_timer_without_a_search(monkeypatch: pyte
     assert not searches
     client.rig.wait(75.5)
     assert left(client) == list(range(1, 26))
+
+
+def deadlines(rig: Rig, seconds: int) -> int:
+    """Let time go by; how often a timer was due."""
+    count, end = 0, rig.now + seconds * SECOND
+    while (deadline := rig.engine.next_deadline()) is not None and deadline <= end and count < 1000:
+        rig.now = max(rig.now, deadline)
+        rig.engine.tick(rig.now)
+        rig.settle()
+        count += 1
+    rig.now = end
+    return count
+
+
+@pytest.mark.parametrize("lifetimes", [True, False])
+@pytest.mark.parametrize("is_lost", [True, False])
+@pytest.mark.parametrize("gone", [range(1, 3), range(4, 6), range(9, 11), range(1, 11)])
+def test_damaged_messages_expire_with_the_others(tmp_path: Path, lifetimes: bool, is_lost: bool, gone: range) -> None:
+    """Also those behind which there is none that is sound: the server would try that again without end."""
+    store = LmdbStore(tmp_path, map_size=1 << 26)
+    rig = Rig(store=store)
+    client = rig.client()
+    client.create("S", storage="file", max_age=60 * SECOND, allow_msg_ttl=lifetimes)
+    for n in range(1, 11):
+        client.publish(f"s.{n}", b"payload %03d" % n)
+        rig.now += SECOND
+    if is_lost:
+        with store._env.handle.begin(write=True, db=store._env.messages) as txn:
+            assert all(txn.delete(MESSAGE_KEY.pack(1, seq)) for seq in gone)
+            txn.put(b"z", store._env.tally.stamp(txn.id()), db=store._env.control)
+    store.close()
+    if not is_lost:
+        data = (tmp_path / "data.mdb").read_bytes()
+        for seq in gone:
+            data = data.replace(b"payload %03d" % seq, b"damaged %03d" % seq)
+        (tmp_path / "data.mdb").write_bytes(data)
+    store = LmdbStore(tmp_path, map_size=1 << 26)
+    rig = Rig(store=store, now=rig.now)
+    log = rig.engine.streams["S"].log
+    assert deadlines(rig, 49) <= 1
+    assert log.state.messages == 10
+    assert deadlines(rig, 30) <= 200
+    assert log.state.messages == 0
+    assert rig.engine.health().ok
+    store.close()
+
+
+def test_very_many_lost_messages_expire_in_slices(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, map_size=1 << 26)
+    rig = Rig(store=store)
+    client = rig.client()
+    client.create("S", storage="file", max_age=60 * SECOND, allow_msg_ttl=True)
+    for _ in range(12):
+        client.send(pub("s.1", b"x") * 500)
+    with store._env.handle.begin(write=True, db=store._env.messages) as txn:
+        assert all(txn.delete(MESSAGE_KEY.pack(1, seq)) for seq in range(1, 5501))
+        txn.put(b"z", store._env.tally.stamp(txn.id()), db=store._env.control)
+    store.close()
+    store = LmdbStore(tmp_path, map_size=1 << 26)
+    rig = Rig(store=store, now=rig.now + 60 * SECOND)
+    log = rig.engine.streams["S"].log
+    rig.now += SECOND
+    rig.engine.tick(rig.now)
+    for turn in range(1000):
+        if not log.state.messages:
+            break
+        before = log.state.messages
+        assert rig.turn() <= 2 * STEP_UNITS
+        assert before - log.state.messages <= 2 * SLICE, turn
+    assert log.state.messages == 0
+    store.close()
+
+
+def test_nothing_is_due_behind_a_message_that_stays_when_the_rest_was_deleted(client: Client) -> None:
+    client.create("S", allow_msg_ttl=True, max_age=10 * SECOND)
+    client.publish("s.1", Nats_TTL="never")
+    for n in range(3):
+        client.publish("s.2")
+        client.api("STREAM.MSG.DELETE.S", {"seq": n + 2})
+    assert deadlines(client.rig, 100) <= 3
+    client.publish("s.2")
+    client.rig.wait(9)
+    assert left(client) == [1, 5]
+    client.rig.wait(2)
+    assert left(client) == [1]
+
+
+@pytest.mark.parametrize("lifetimes", [True, False])
+def test_age_that_is_raised_while_messages_leave_counts_for_those_that_are_left(
+    client: Client, lifetimes: bool
+) -> None:
+    rig, config = client.rig, {"name": "S", "subjects": ["s.>"], "storage": "memory", "allow_msg_ttl": lifetimes}
+    client.api("STREAM.CREATE.S", config)
+    for _ in range(2000):
+        client.send(pub("s.1", b"x"))
+        rig.now += SECOND // 2
+    log = rig.engine.streams["S"].log
+    update = "$JS.API.STREAM.UPDATE.S"
+    client.send(pub(update, msgspec.json.encode(config | {"max_age": 10 * SECOND}), f"{client.inbox}u"), settle=False)
+    rig.now += SECOND
+    rig.engine.tick(rig.now)
+    while log.state.messages == 2000:
+        rig.turn()
+    assert log.state.messages > 1000
+    assert "error" not in client.api("STREAM.UPDATE.S", config | {"max_age": 3600 * SECOND})
+    count, first = log.state.messages, log.state.first_time
+    rig.wait((first - rig.now) / SECOND + 3602)
+    assert 2 <= count - log.state.messages <= 5

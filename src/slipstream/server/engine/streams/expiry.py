@@ -25,11 +25,10 @@ from slipstream.server.engine.timers import Timer
 
 SLICE = 128  # messages in one turn: a stream that expires as a whole must not block the others
 RANGE = 512  # sequences in one turn, of a stream without TTLs
-LOOKED = 4096  # damaged messages in one turn
 UNITS, MARK_UNITS = 4, 8  # of work (`engine.jobs`) for a message that is removed, or replaced by a marker
 MAX_PENDING = 512  # changes in the open group at which it waits for a commit: so do the acks of all others
 PAUSE = 1_000_000
-RECHECK = 50_000_000  # while the next message is not committed yet
+RECHECK = 50_000_000  # while the next message is not committed yet, or what is over cannot be removed
 RETRY = 1_000_000_000  # after damage that leaves a message in place
 _SECOND = 1_000_000_000
 _MARKS = re.compile(rb"\r\nNats-Marker-Reason:|\r\nKV-Operation: *PURGE *\r\n")  # of a subject that is gone already
@@ -57,6 +56,7 @@ class Expiry:
     def configure(self, max_age: int, *, lifetimes: bool, marker_ttl: int) -> None:
         """Times in nanoseconds; 0: off."""
         self._max_age = max_age
+        self._old_below = 0  # that was by another age
         self._lifetimes = lifetimes
         self._header = b""
         if marker_ttl:
@@ -91,12 +91,12 @@ class Expiry:
         elif ends and (when := self._time.until(ends, now)) < timer.when:
             self._set(max(when, now + PAUSE))  # no search: the timer was set to the earliest of all others
 
-    def arm(self, now: int) -> None:
-        """Set the timer to the next expiry; `now` is the server's time."""
+    def arm(self, now: int, *, pause: int = PAUSE) -> None:
+        """Set the timer to the next expiry, `pause` from now at the earliest; `now` is the server's time."""
         self._cancel()
         moment = 0 if self._is_running else self._next_moment(now)
         if moment:
-            self._set(max(self._time.until(moment, now), now + PAUSE))
+            self._set(max(self._time.until(moment, now), now + pause))
 
     def _set(self, when: int) -> None:
         self._cancel()
@@ -122,7 +122,12 @@ class Expiry:
             records = self._log.scan("", self._next, limit=1)
         except CorruptRecordError:
             return now + RECHECK
-        return records[0].time + self._max_age if records else now + RECHECK
+        if records:
+            return records[0].time + self._max_age
+        if self._log.committed.last_seq < state.last_seq:
+            return now + RECHECK
+        self._next = state.last_seq + 1  # the rest was removed
+        return 0
 
     def _next_lifetime(self) -> int:
         return self._log.next_expiry() if self._lifetimes else 0
@@ -154,7 +159,7 @@ class Expiry:
             self._set(now + RETRY)
             return Progress.DONE, units
         self._is_running = False
-        self.arm(now)
+        self.arm(now, pause=PAUSE if units else RECHECK)
         return Progress.DONE, units
 
     def _cut(self, now: int) -> int:
@@ -163,31 +168,37 @@ class Expiry:
         state = log.state
         if not state.messages or state.first_time + self._max_age > now:
             return 0
-        if state.first_seq >= self._old_below:  # that may take a look at all of them
-            self._old_below = log.time_to_seq(now - self._max_age + 1)
-        below = min(self._old_below, state.first_seq + RANGE)
+        below = min(self._old_end(state.first_seq, now), state.first_seq + RANGE)
         return UNITS * (1 + log.purge(below=below)) if below > state.first_seq else 0
 
+    def _old_end(self, seq: int, now: int) -> int:
+        """Where messages begin that are not too old, for one that may be: the same or less if that is not. A damaged
+        one counts as old as the next, and without a next one as the last that was stored."""
+        if seq >= self._old_below:  # that may take a look at all of them
+            log = self._log
+            state = log.committed
+            self._old_below = log.time_to_seq(now - self._max_age + 1)
+            if self._old_below <= seq and state.last_time + self._max_age <= now:
+                self._old_below = state.last_seq + 1
+        return self._old_below
+
     def _drop_old(self, now: int) -> int:
-        """Check one message after the other; the units of work. A damaged one counts as old as the next: it is removed
-        with it."""
-        log, damaged, units, load = self._log, list[int](), 0, self._services.jobs.load
+        """Check one message after the other; the units of work."""
+        log, units, load = self._log, 0, self._services.jobs.load
         at = max(self._next, log.committed.first_seq)
-        while units < SLICE * UNITS and len(damaged) < LOOKED and load.units <= MOST_UNFORESEEN:
+        while units < SLICE * UNITS and load.units <= MOST_UNFORESEEN:
             try:
                 records = log.scan("", at, limit=SLICE)
             except CorruptRecordError as exc:
-                if not exc.seq:
+                if not exc.seq or exc.seq >= self._old_end(exc.seq, now):
                     break
-                damaged.append(exc.seq)
-                at = exc.seq + 1
+                log.remove(exc.seq)
+                units += UNITS
+                self._next = at = exc.seq + 1
                 continue
             for record in records:
                 if record.time + self._max_age > now:
                     return units
-                for seq in damaged:
-                    log.remove(seq)
-                damaged.clear()
                 units += 1 if _stays(record) else self._drop(record.seq, record)
                 self._next = at = record.seq + 1
             if not records:

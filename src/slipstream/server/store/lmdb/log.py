@@ -541,6 +541,8 @@ class LmdbLog(LogReader):
                 seq = self._first_lost(view, seq, found or self._last_seq + 1) or found
         if value is not None:
             self._first_time = self._time_at(view, found, value)
+        elif seq and self._messages:  # all that is left was lost
+            self._first_time = self._last_time
         self._first_seq = seq if seq and self._messages else self._last_seq + 1
         if caught_up:
             self._swept = self._first_seq
