@@ -14,6 +14,7 @@ from slipstream.server.engine.auth.users import DEFAULT_ACCOUNT
 from slipstream.server.engine.engine import MAX_PENDING
 from slipstream.server.engine.jobs import STEP_UNITS
 from slipstream.server.engine.ports import Store
+from slipstream.server.engine.replication.mirror import Mirror
 from slipstream.server.engine.streams.removals import AT_ONCE, AT_ONCE_IN_BATCH, SLICE, UNITS
 from slipstream.server.store.lmdb.store import LmdbStore
 from slipstream.server.store.memory.store import MemoryStore
@@ -335,6 +336,22 @@ def test_mirror_completes_a_rollup_after_a_restart_before_it_answers_as_of_it(tm
     rig.settle()
     assert shown(rig) == COUNT + 2
     store.close()
+
+
+def test_mirror_answers_when_a_rollup_has_removed_all_that_it_had_and_should_not(rig: Rig) -> None:
+    """The number of messages that proves it is that of the upstream only when the rollup is complete."""
+    client = mirrored(rig)
+    (ingest,) = rig.engine.streams["M"].ingests
+    assert isinstance(ingest, Mirror)
+    ingest.pause("held")
+    for _ in range(3):
+        client.publish("s.c")
+    client.publish("s.c", Nats_Rollup="all")
+    ingest.resume()
+    rig.settle()
+    assert rig.engine.streams["M"].log.committed.messages == 1
+    assert shown(rig) == COUNT + 5
+    assert rig.engine.streams["M"].replicas.leader.is_true_copy
 
 
 def test_group_that_a_mirror_loses_in_a_rollup_is_removed_again(rig: Rig) -> None:

@@ -54,8 +54,10 @@ class Mirror(Ingest):
         self._difference = Difference(drops=False, keeps=False)
         self._horizon, self._sweep, self._messages = UNKNOWN, UNKNOWN, -1  # of an upstream in the same account
         self._check: tuple[int, int] | None = None  # of one on another server: its messages as of a sequence to come
+        self._uncounted: tuple[int, int] | None = None  # its messages before a sequence, to be compared later
         super().__init__(services, stream, source)
         self._saved = self._stored_fidelity()
+        self._uncounted = self._expected, -1  # perhaps it was to be counted when a rollup is complete
         self._distrust()
         self._show()
 
@@ -77,7 +79,7 @@ class Mirror(Ingest):
         last = self.stream.log.state.last_seq
         self._stored = self._seen = last
         self._expected = last + 1
-        self._check = None
+        self._check = self._uncounted = None
         if last or self.source.opt_start_seq or self.source.opt_start_time is None:
             return max(last + 1, self.source.opt_start_seq)
         return 0
@@ -89,6 +91,7 @@ class Mirror(Ingest):
     def reset(self) -> None:
         super().reset()
         self._saved = self._stored_fidelity()
+        self._uncounted = self._expected, -1  # perhaps it was to be counted when a rollup is complete
         self._distrust()
 
     def store(self, record: Record) -> None:
@@ -120,6 +123,7 @@ class Mirror(Ingest):
     def release(self) -> None:
         super().release()
         self._resolve()
+        self._count_later()
         self._show()
 
     def _show(self) -> None:
@@ -159,15 +163,36 @@ class Mirror(Ingest):
         else:
             gap_until = UNKNOWN if removes_inside(self._theirs) or self._theirs.mirror is not None else 0
             leftovers = has_messages and sweeps(self._theirs)
-        self._check = None
+        self._check = self._uncounted = None
         self._learn(gap_until=max(known.gap_until, gap_until), has_leftovers=known.has_leftovers or leftovers)
 
     def _count(self, messages: int) -> None:
         """The upstream had so many messages as of the sequence that the mirror stands at. A whole copy has all of
         them, so the same number means the same messages."""
         known = self.fidelity
-        if known.has_leftovers and known.is_whole and self.stream.log.state.messages == messages:
+        if not (known.has_leftovers and known.is_whole):
+            return
+        upstream = None if self.is_remote else self._services.streams.get(self.source.name)
+        if self.stream.is_removing or (upstream is not None and upstream.is_removing):
+            self._uncounted = self._expected, messages
+        elif self.stream.log.state.messages == messages:
             self._learn(has_leftovers=False)
+
+    def _count_later(self) -> None:
+        """Compare the numbers once all is gone, here and in an upstream in the same account, that rollups replaced."""
+        if self._uncounted is None or self.stream.is_removing:
+            return
+        expected, messages = self._uncounted
+        upstream = None if self.is_remote else self._services.streams.get(self.source.name)
+        if upstream is not None:
+            if upstream.is_removing:
+                return
+            state = upstream.log.committed
+            messages = state.messages if state.last_seq + 1 == expected and upstream.created == self.met else -1
+        self._uncounted = None
+        if expected == self._expected:
+            self._count(messages)
+            self._save()
 
     def _learn(self, **changes: int) -> None:
         before = self.fidelity
