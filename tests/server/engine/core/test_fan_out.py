@@ -282,3 +282,20 @@ def test_answer_to_one_client_does_not_wait_for_deliveries_to_many_others() -> N
     rig.turn()
     rig.turn()
     assert [status(message)[0] for message in other.messages()] == [404]
+
+
+def test_messages_of_one_subject_stay_in_order_when_most_of_its_subscribers_leave() -> None:
+    """What is for few need not wait, unless it was for many a moment ago; whatever was sent in between."""
+    rig = Rig()
+    reader = rig.client()
+    for subject in ("x", "y"):
+        reader.send(b"".join(b"SUB %b %b%d\r\n" % (subject.encode(), subject.encode(), n) for n in range(MOST_TARGETS)))
+        reader.send(b"SUB %b more-%b\r\n" % (subject.encode(), subject.encode()))
+    reader.take()
+    router = rig.engine.account().router
+    for subject in ("x", "y"):
+        router.send(subject, b"", b"first")
+    reader.send(b"".join(b"UNSUB x%d\r\n" % n for n in range(MOST_TARGETS)), settle=False)
+    router.send("x", b"", b"second")
+    rig.settle()
+    assert [each.payload for each in reader.messages() if each.subject == "x"] == [b"first", b"second"]

@@ -257,7 +257,7 @@ class AccountRouter:
             order = self._order
             before = self._fan_outs.get(order)
             # Its subscribers are found in its turn. What is for few, and for no client, does not wait for other things.
-            if before is not None and (order is not None or to == before.last):
+            if before is not None and (order is not None or to in before.subjects):
                 before.add(None, (to, subject, reply, header, payload), None, self._load.asker)
                 return True
         return self.route(self.matcher.match_once(to), subject, reply, header, payload, None, to=to)
@@ -522,7 +522,7 @@ class FanOut:
         self._waiting: deque[_Waiting] = deque()
         self._left: dict[Session, int] = {}  # messages on behalf of each client
         self._at = 0  # targets of the first message that have it
-        self.last: str = ""  # whose subscribers get the last message
+        self.subjects: dict[str, int] = {}  # messages for the subscribers of each
 
     def add(
         self,
@@ -533,7 +533,7 @@ class FanOut:
     ) -> None:
         """One more message; without `found` its subscribers are looked up in its turn."""
         self._waiting.append(_Waiting(found, message, origin, asker))
-        self.last = message[0]
+        self.subjects[message[0]] = self.subjects.get(message[0], 0) + 1
         if asker is not None:
             count = self._left.get(asker, 0)
             self._left[asker] = count + 1
@@ -565,6 +565,9 @@ class FanOut:
             if end == plain + len(found.queues):
                 waiting.popleft()
                 self._at = 0
+                self.subjects[to] -= 1
+                if not self.subjects[to]:
+                    del self.subjects[to]
                 if asker is not None:
                     self._delivered(asker)
         if waiting:
