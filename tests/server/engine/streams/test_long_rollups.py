@@ -106,6 +106,22 @@ def test_rollup_of_all_subjects(rig: Rig) -> None:
     assert held(rig) == [(COUNT + 2, "s.c"), (COUNT + 3, "s.later")]
 
 
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_rollup_of_a_subject_that_looks_like_a_filter(rig: Rig, is_committed: bool) -> None:
+    """It removes what that covers, however much that is."""
+    client = rig.client()
+    client.create("T", subjects=["t.>"], storage="file", allow_rollup_hdrs=True)
+    log = rig.engine.streams["T"].log
+    client.send(pub("t.a.b", b"stays"))
+    client.send(b"".join(pub(f"t.{n % 700}", b"x") for n in range(1400)), settle=is_committed)
+    publish(client, "r", SUB, "t.*")
+    publish(client, "later", subject="t.1")
+    found = to_the_end(rig, client, 2)
+    assert (found["r"]["seq"], found["later"]["seq"]) == (1402, 1403)
+    assert [record.seq for record in log.scan("", 0, limit=2000)] == [1, 1402, 1403]
+    assert not rig.engine.streams["T"].is_removing
+
+
 def test_rollups_one_after_the_other_are_each_acknowledged(rig: Rig) -> None:
     client, stream = rig.client(), rig.engine.streams["S"]
     publish(client, "r", SUB)

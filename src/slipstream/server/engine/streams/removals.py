@@ -43,7 +43,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from slipstream.errors import StoreError, StreamNotFoundError
+from slipstream.errors import CorruptRecordError, StoreError, StreamNotFoundError
 from slipstream.server.engine.jobs import SLICE_UNITS, Progress
 from slipstream.server.engine.journal import Journal
 from slipstream.server.engine.ports import LogSnapshot, StreamLog, Walk, has_wildcard
@@ -235,22 +235,43 @@ class Rollup:
             return Progress.DONE, 0
         if not self._stream.journal.admits(MAX_PENDING):
             return Progress.BLOCKED, 0
+        before = self._at
         try:
             count = self.remove(SLICE)
         except StoreError as exc:
             self.stop(exc)
             self._stream.rollup_ended(self.pattern)
             return Progress.DONE, 1
+        if self._at == before and not self.is_over:
+            return Progress.BLOCKED, 1  # the rest is not committed yet
         return (Progress.DONE if self.is_over else Progress.MORE), 1 + UNITS * count
 
     def remove(self, limit: int) -> int:
         """Remove so many messages at most; returns how many."""
-        count, self._at = self._stream.log.purge_some(self.pattern, self._at, below=self.below, limit=limit)
+        if self.pattern != ">" and has_wildcard(self.pattern):
+            count = self._remove_covered(limit)
+        else:
+            count, self._at = self._stream.log.purge_some(self.pattern, self._at, below=self.below, limit=limit)
         while self._waiting and self._waiting[0][0] <= self._at:
             self._waiting.popleft()[1](None)
         if self._at >= self.below:
             self.is_over = True
             self._stream.rollup_ended(self.pattern)
+        return count
+
+    def _remove_covered(self, limit: int) -> int:
+        """The same for a subject that looks like a filter: what that covers goes, as far as it is committed."""
+        log, count = self._stream.log, 0
+        try:
+            records, at = log.scan_some(self.pattern, self._at, limit=limit)
+        except CorruptRecordError as exc:
+            if not exc.seq:
+                raise
+            records, at = [], exc.seq + 1
+        for record in records:
+            if record.seq < self.below:
+                count += log.remove(record.seq)
+        self._at = max(self._at, min(at, log.committed.last_seq + 1, self.below))
         return count
 
     def stop(self, error: Exception) -> None:
