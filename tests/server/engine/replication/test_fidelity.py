@@ -299,6 +299,25 @@ def test_a_mirror_that_holds_or_removes_other_messages_leaves_the_read_to_the_st
     assert sequences(client.direct("S", {"seq": 1, "batch": 9, "min_last_seq": 6})) == [4, 5, 6]
 
 
+@pytest.mark.parametrize("deny_delete", [True, False])
+def test_a_mirror_with_several_messages_of_a_subject_may_lack_one_after_a_delete_in_the_stream(
+    deny_delete: bool,
+) -> None:
+    """It does not follow the delete, so that the limit takes a message which the stream still has."""
+    client = world(max_msgs_per_subject=3, deny_delete=deny_delete)
+    for _ in range(3):
+        client.publish("s.a")
+    is_deleted = "error" not in client.api("STREAM.MSG.DELETE.S", {"seq": 2})
+    assert is_deleted is not deny_delete
+    client.publish("s.a")
+    responders = set()
+    for _ in range(20):
+        (answer,) = client.direct("S", {"seq": 4 if deny_delete else 1, "min_last_seq": 4})
+        assert not status(answer)[0]
+        responders.add(headers(answer)["Nats-Stream"])
+    assert responders == ({"S", "M"} if deny_delete else {"S"})
+
+
 @pytest.mark.spec("RW-19", on="E")
 def test_a_mirror_that_was_limited_once_or_lost_messages_of_its_own_stays_out_for_ever() -> None:
     client = world(allow_rollup_hdrs=True)

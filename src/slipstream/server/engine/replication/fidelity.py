@@ -73,12 +73,14 @@ def difference(mirror: StreamConfig, upstream: StreamConfig) -> Difference:
     """What the rules of a mirror and its upstream do differently.
 
     Equal limits on all messages or bytes are no equal content: one delete in either stream shifts them, and sizes
-    depend on the storage. So such limits are a difference, whichever stream has them.
+    depend on the storage. So such limits are a difference, whichever stream has them, and limits of several messages
+    per subject unless the upstream allows no deletes.
     """
     own, theirs = max(mirror.max_msgs_per_subject, 0), max(upstream.max_msgs_per_subject, 0)
     own_age, their_age = nanoseconds(mirror.max_age), nanoseconds(upstream.max_age)
     drops = (
         (own and (not theirs or own < theirs))
+        or (own > 1 and not upstream.deny_delete)  # after a delete upstream an older message of the subject stays there
         or (own_age and (not their_age or own_age < their_age))
         or mirror.max_msgs > 0
         or mirror.max_bytes > 0
