@@ -220,6 +220,23 @@ def test_readers_that_stand_still_are_disconnected_within_the_budget_and_memory_
         assert after < low, (before, peak, after)
 
 
+def test_memory_is_given_back_when_many_clients_that_held_little_each_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_back = threading.Event()
+    monkeypatch.setattr(driver, "GIVE_BACK_DELAY", 0.01)
+    monkeypatch.setattr(driver, "give_back", given_back.set)
+    with Server(jetstream=False) as server, contextlib.ExitStack() as stack:
+        readers = [stack.enter_context(dial(server.port, b"SUB flood 1\r\n")) for _ in range(30)]
+        pending = server._running.pending
+        with dial(server.port) as publisher:
+            while pending.total < 30 * MIB:
+                publisher.sendall((b"PUB flood 8192\r\n%b\r\n" % bytes(8192)) * 16)
+        assert max(connection.unsent for connection in server._running.connections) < memory.RELEASED
+        assert not given_back.is_set()
+        for reader in readers:
+            reader.close()
+        assert given_back.wait(30)
+
+
 @needs_proc
 @pytest.mark.soak
 @pytest.mark.parametrize("size", [100, 8192, 1000 * KIB])

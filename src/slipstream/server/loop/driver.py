@@ -101,6 +101,7 @@ class Driver:
         self._slots: FrameSlots[Connection] = FrameSlots(settings.max_pending_total, settings.max_payload)
         self._slot_timer: asyncio.TimerHandle | None = None
         self._give_back_timer: asyncio.TimerHandle | None = None
+        self._released = 0  # bytes that lost connections held, since memory was given back
         engine.output.relieve = self._flush
         self._is_stopping = False
         # Turns.
@@ -221,7 +222,8 @@ class Driver:
         """A connection is closed."""
         self._in_handshake.pop(connection.cid, None)
         self._slots.release(connection, self._loop.time())
-        if self.pending.forget(connection) >= RELEASED:
+        self._released += self.pending.forget(connection)
+        if self._released >= RELEASED:
             self._give_back_later()
         if self.faults is not None:
             self.faults.forget(connection)
@@ -301,7 +303,7 @@ class Driver:
             self._give_back_timer = self._loop.call_later(GIVE_BACK_DELAY, self._give_back)
 
     def _give_back(self) -> None:
-        self._give_back_timer = None
+        self._give_back_timer, self._released = None, 0
         self._loop.run_in_executor(None, give_back)
 
     # Turns.

@@ -28,7 +28,7 @@ LOW = 7 / 8  # of the budget: what is left after clients were disconnected
 LARGE = 64 * 1024  # bytes of an incomplete frame that need a slot
 FRAME_SHARE = 4  # a quarter of the budget is for large incomplete frames
 FRAME_TIME = 10.0  # seconds for one to arrive while others wait for its slot
-RELEASED = 4 * 1024 * 1024  # bytes whose release is worth a `give_back`
+RELEASED = 4 * 1024 * 1024  # bytes, of all connections that were lost, whose release is worth a `give_back`
 
 
 class Holder(Hashable, Protocol):

@@ -20,6 +20,7 @@ TUNING = Tuning(segment=64, slice=50, dirty=40, journal=200, cache=10, probe=16,
 
 WRITER = """
 import random, sys
+from slipstream.server.store.groups import commit_open_group
 from slipstream.server.store.lmdb.store import LmdbStore
 from slipstream.server.store.lmdb.segments import Tuning
 from tests.server.store.lmdb.test_crash import TUNING, content
